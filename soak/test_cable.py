@@ -26,7 +26,7 @@ from node_trials import (
     require_ended,
     watch,
 )
-from servers import reserved_port, wait_until
+from servers import reserved_port
 from two_nodes import TwoNodes, places_apart, two_nodes
 
 SEED = 3
@@ -70,11 +70,6 @@ def test_a_cable_that_is_out_costs_no_answer(pair: Pair, state: str, out_seconds
     )
     with loaded(nodes.head, expected, clients=CLIENTS, seed=SEED) as load:
         before = family(nodes)
-        wait_until(
-            lambda: nodes.head.status["progress"]["running"] > 1,
-            deadline_seconds=60,
-            what=lambda: "nobody asks",
-        )
         is_met = reach(nodes, trial)
         deaths_before = deaths(nodes.head) if state == "READY" else 0.0
         link.pull()

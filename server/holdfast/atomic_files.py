@@ -57,14 +57,13 @@ def written_while_alive(path: Path, text: str) -> Iterator[None]:
     """Have `path` contain `text`, locked, while entered; it remains only if the process dies.
 
     Raises:
-        OSError: it could not be written.
+        OSError: it could not be written, or not be deleted at the end.
     """
     with _put(path, text, is_locked=True):
         try:
             yield
         finally:
-            with suppress(OSError):  # the disk has failed since
-                path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 def read_record(path: Path) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from PIL import Image
 
 import tiny_models
+from holdfast.verify.checks.self_agreement import adapters
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckStatus
 from lora_adapters import make_lora
@@ -26,8 +28,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.own_engines, pytest.mark.timeout(9
 
 
 ADMIN = "the-key-of-an-operator"
-MAY_BE_SKIPPED = {"wire.stop": CheckStatus.SKIPPED}
-"""If the model says nothing that could stop it."""
+MAY_BE_SKIPPED = dict.fromkeys(("wire.stop", "self.beside_adapter"), CheckStatus.SKIPPED)
+"""If the model says nothing that could stop it; without an adapter."""
 GENERATED = {
     "first_token",
     "context_sweep",
@@ -158,37 +160,22 @@ def _over_a_death(server: Server, asked: dict[str, Any]) -> object:
     return answer.json()["data"]
 
 
-def test_model_that_takes_images_is_shown_the_largest(models: Path, tmp_path: Path) -> None:
-    """It goes through vLLM's processor and the encoder before a client's does."""
+@pytest.fixture(scope="module")
+def seeing(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a model that takes images, which is READY."""
     model = tiny_models.make_blip(models / "blip")
-    with running(tmp_path, str(model), *SMALL) as server:
+    with running(tmp_path_factory.mktemp("seeing"), str(model), *SMALL) as server:
         server.until_ready()
-        steps = {step["name"]: step for step in server.status["probe"]["steps"]}
-        pixels = tiny_models.IMAGE_PIXELS
-        assert steps["first_image"]["outcome"] == "passed", steps
-        assert f"{pixels} x {pixels}" in steps["first_image"]["reason"]
-        assert steps["first_image"]["tokens"] > tiny_models.QUERY_TOKENS
+        yield server
 
 
-def test_an_image_that_was_sent_before_outlives_the_engine(models: Path, tmp_path: Path) -> None:
-    """As with each turn of a chat: the next engine gets it as the last one did."""
-    model = tiny_models.make_blip(models / "blip")
-    picture = {"type": "image_url", "image_url": {"url": a_picture()}}
+def about(server: Server, address: str) -> httpx.Response:
+    """What the model says about an image."""
+    picture = {"type": "image_url", "image_url": {"url": address}}
     content = [picture, {"type": "text", "text": "What is this?"}]
-    asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
-    with running(tmp_path, str(model), *SMALL) as server, ThreadPoolExecutor(1) as client:
-        server.until_ready()
-        asked["model"] = server.get("/v1/models").json()["data"][0]["id"]
-        first = server.post("/v1/chat/completions", asked)
-        core = _core_of(server)
-        core.suspend()  # so that it has the request, and no answer, when it is killed
-        sent = server.sent
-        answering = client.submit(server.post, "/v1/chat/completions", asked, timeout=180)
-        server.until(lambda: server.sent > sent, "the request")
-        core.kill()
-        again = answering.result()
-    assert (first.status_code, again.status_code) == (200, 200), again.text
-    assert again.json()["choices"] == first.json()["choices"]
+    messages = [{"role": "user", "content": content}]
+    body = {"model": server.model, "messages": messages, "max_tokens": 8, "temperature": 0}
+    return server.post("/v1/chat/completions", body, timeout=180)
 
 
 def a_picture() -> str:
@@ -196,6 +183,41 @@ def a_picture() -> str:
     file = BytesIO()
     Image.new("RGB", (tiny_models.IMAGE_PIXELS, tiny_models.IMAGE_PIXELS), "red").save(file, "PNG")
     return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
+
+
+def test_model_that_takes_images_is_shown_the_largest(seeing: Server) -> None:
+    """It goes through vLLM's processor and the encoder before a client's does."""
+    steps = {step["name"]: step for step in seeing.status["probe"]["steps"]}
+    pixels = tiny_models.IMAGE_PIXELS
+    assert steps["first_image"]["outcome"] == "passed", steps
+    assert f"{pixels} x {pixels}" in steps["first_image"]["reason"]
+    assert steps["first_image"]["tokens"] > tiny_models.QUERY_TOKENS
+
+
+def test_no_image_is_fetched_from_this_machine(seeing: Server) -> None:
+    """Unless the operator allows it, a client gets nothing from the server's own network."""
+    with socket.create_server(("127.0.0.1", 0)) as inside:
+        host, port = inside.getsockname()
+        answer = about(seeing, f"http://{host}:{port}/picture.png")
+        inside.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            inside.accept()
+    assert answer.status_code == 422, answer.text
+
+
+def test_an_image_that_was_sent_before_outlives_the_engine(seeing: Server) -> None:
+    """As with each turn of a chat: the next engine gets it as the last one did."""
+    first = about(seeing, a_picture())
+    core = _core_of(seeing)
+    core.suspend()  # so that it has the request, and no answer, when it is killed
+    sent = seeing.sent
+    with ThreadPoolExecutor(1) as client:
+        answering = client.submit(about, seeing, a_picture())
+        seeing.until(lambda: seeing.sent > sent, "the request")
+        core.kill()
+        again = answering.result()
+    assert (first.status_code, again.status_code) == (200, 200), again.text
+    assert again.json()["choices"] == first.json()["choices"]
 
 
 def test_first_adapter_that_is_listed_is_proven(models: Path, tmp_path: Path) -> None:
@@ -208,6 +230,8 @@ def test_first_adapter_that_is_listed_is_proven(models: Path, tmp_path: Path) ->
         _assert_proven(server, GENERATED | {"first_adapter"})
         steps = {step["name"]: step for step in server.status["probe"]["steps"]}
         assert "tiny" in steps["first_adapter"]["reason"]
+        made = results_at(server.url, adapters.CHECKS)
+        assert {name: made[name].reason for name in not_passed(made)} == {}
 
 
 def test_whisper_hears_silence_before_and_after_a_death(models: Path, tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def test_every_check_of_standard_passes(demo: Server) -> None:
     """Nothing fails or is left open; in float32 on a CPU, noise is none."""
     made = results_at(demo.url, of_standard())
     reasons = {name: made[name].reason for name in not_passed(made)}
-    assert not_passed(made) == {"survive.death": CheckStatus.SKIPPED}, reasons
+    skipped = dict.fromkeys(("survive.death", "self.beside_adapter"), CheckStatus.SKIPPED)
+    assert not_passed(made) == skipped, reasons
     (limits,) = {n.limit for n in made["self.full_batch"].numbers if n.unit == "nat"}
     assert limits == at_most(0, "A/A")
 

@@ -161,3 +161,17 @@ def test_each_fit_that_is_asked_for_is_in_the_list() -> None:
         and isinstance(node.args[0], ast.Constant)
     }
     assert asked == {patch.by for patch in PATCHES if not patch.is_guarantee}
+
+
+def test_every_patch_is_applied() -> None:
+    """What is in the list is called, or a guarantee would be gone without a word."""
+    used = {name for path in sorted(SERVER.rglob("*.py")) for name in _used(path.read_text())}
+    assert [one.by for one in PATCHES if one.by.rpartition(".")[2] not in used] == []
+
+
+def _used(source: str) -> Iterator[str]:
+    """The names that a module reads, those that it only imports not among them."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()):
+                yield name

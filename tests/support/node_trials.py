@@ -135,9 +135,11 @@ def is_in(head: Server, state: str) -> bool:
 def reach(nodes: TwoNodes, trial: Trial) -> bool:
     """Bring the head into the state of the trial, and return whether it was met there.
 
-    After a recovery, PROBING takes a fifth of a second.
+    Until then it has answers to make: a drain without any is over at once. After a recovery,
+    PROBING takes a fifth of a second.
     """
     head = nodes.head
+    head.until(lambda: head.status["progress"]["running"] > CLIENTS / 2, "clients that ask")
     trial.asked_seconds = time.monotonic()
     if trial.state == "STARTING":
         trial.refusing_seconds = trial.asked_seconds

@@ -12,7 +12,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from toy_scorer import (
     swapped,
 )
 
+ADAPTER = "double-adapter"
 STEP_TOKENS = 400
 _SHIFTED_FROM = 400
 _ALL_SHIFTED_FROM = {
@@ -59,6 +60,8 @@ class Context:
     ids: tuple[int, ...]
     lost_end: int = 0
     """Where the block of keys ends that got lost; 0 if none did."""
+    is_adapted: bool = False
+    """Whether it is for the adapter."""
 
 
 class ScoringDouble(OpenAIDouble):
@@ -74,7 +77,7 @@ class ScoringDouble(OpenAIDouble):
         self._generation = 1
         self._cached: set[int] = set()
         self._hit_tokens = 0
-        self._asking: list[tuple[int, ...]] = []
+        self._asking: list[Context] = []
         self._noise = random.Random(3)
         self.router.routes.append(Route("/admin/restart", self._restart, methods=["POST"]))
 
@@ -93,8 +96,9 @@ class ScoringDouble(OpenAIDouble):
     async def _models(self, request: Request) -> Response:
         self._admit(request)
         entry = {"id": MODEL, "object": "model", "created": 1, "owned_by": "tests"}
+        adapter = {**entry, "id": ADAPTER, "parent": MODEL}
         return JSONResponse(
-            {"object": "list", "data": [{**entry, "max_model_len": self._max_tokens}]}
+            {"object": "list", "data": [{**entry, "max_model_len": self._max_tokens}, adapter]}
         )
 
     async def _statusz(self, _request: Request) -> Response:
@@ -146,13 +150,14 @@ class ScoringDouble(OpenAIDouble):
     async def _completed(self, body: Body, ids: list[int]) -> Body:
         is_scored = body.get("prompt_logprobs") is not None
         context = self._scheduled(ids, 0 if is_scored else self._cached_tokens(body, ids))
+        context = replace(context, is_adapted=body["model"] == ADAPTER)
         width = body.get("logprobs") or 0
         prefill = self._prefill(context, is_whole=is_scored or len(ids) <= MAX_TOKENS)
-        self._asking.append(context.ids)
+        self._asking.append(context)
         try:
             tokens, tops = await self._decoded(body, context, prefill[-1])
         finally:
-            self._asking.remove(context.ids)
+            self._asking.remove(context)
         self._remember(body, [*ids, *tokens])
         shown = [
             {f"token_id:{t}": v for t, v in self._top(r, t_, width).items() for t in [t]}
@@ -195,7 +200,7 @@ class ScoringDouble(OpenAIDouble):
         """What follows each token of the prompt, or only the last of a long one."""
         count = len(context.ids)
         rows = log_probs(
-            self._weights,
+            self._weights_for(context),
             context.ids,
             slice(0 if is_whole else count - 1, count),
             positions=self._positions(count),
@@ -222,21 +227,25 @@ class ScoringDouble(OpenAIDouble):
                 chosen_from = chosen_from.copy()
                 chosen_from[chosen_from.argmax()] = -np.inf
             if number == 1:
-                told = await self._beside_others(context.ids, told)
+                told = await self._beside_others(context, tokens, told)
             tokens.append(int(chosen_from.argmax()))
             rows.append(told)
-            row = self._decode([*context.ids, *tokens], context.lost_end)
+            row = self._decode(context, tokens)
         return tokens, rows
 
-    def _decode(self, ids: Sequence[int], lost_end: int = 0) -> Array:
-        count, weights, positions = len(ids), self._weights, self._positions(len(ids))
+    def _weights_for(self, context: Context) -> Weights:
+        return scaled(self._weights) if context.is_adapted else self._weights
+
+    def _decode(self, context: Context, answer: Sequence[int] = ()) -> Array:
+        ids = [*context.ids, *answer]
+        count, weights, positions = len(ids), self._weights_for(context), self._positions(len(ids))
         if self.peculiarity == "decodes with positions off by one" and count > _SHIFTED_FROM:
             positions = positions.copy()
             positions[-1] += 1
         if self.peculiarity == "decodes with a quantized head":
             weights = quantized(weights)
         last = slice(count - 1, count)
-        rows = log_probs(weights, ids, last, positions=positions, lost_end=lost_end)
+        rows = log_probs(weights, ids, last, positions=positions, lost_end=context.lost_end)
         return np.asarray(self._noisy(rows)[0], np.float32)
 
     def _positions(self, count: int) -> Any:
@@ -273,12 +282,16 @@ class ScoringDouble(OpenAIDouble):
             taken[token] += count * (body.get("frequency_penalty") or 0)
         return taken
 
-    async def _beside_others(self, ids: tuple[int, ...], row: Array) -> Array:
-        """The row of another request that is in the same step, if that is what is wrong."""
+    async def _beside_others(self, context: Context, answer: Sequence[int], row: Array) -> Array:
+        """The row of another request in the same step, or of another model, if that is wrong."""
+        if self.peculiarity == "an adapter that changes its neighbours":
+            await asyncio.sleep(_BATCH_SECONDS)
+            is_beside = any(one.is_adapted for one in self._asking)
+            return self._decode(replace(context, is_adapted=True), answer) if is_beside else row
         if self.peculiarity != "two rows of a batch swapped":
             return row
         await asyncio.sleep(_BATCH_SECONDS)
-        others = [one for one in self._asking if one != ids]
+        others = [one for one in self._asking if one.ids != context.ids]
         is_full = len(self._asking) >= _BATCH_REQUESTS
         return self._decode(others[0]) if others and is_full else row
 

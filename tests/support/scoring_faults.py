@@ -11,6 +11,7 @@ PathFault = Literal[
     "the last block of a chunk dropped",
     "a prefix that lacks its last block",
     "two rows of a batch swapped",
+    "an adapter that changes its neighbours",
     "penalties in the log-probs",
     "penalties without effect",
     "a grammar that rounds",

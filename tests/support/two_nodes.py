@@ -24,7 +24,6 @@ from servers import (
 
 KEY = "0123456789abcdef" * 4
 ENGINE_FLAGS = (
-    "--demo",
     "--enforce-eager",
     f"--kv-cache-memory-bytes={KV_CACHE_BYTES}",
     "--max-num-seqs=16",
@@ -92,6 +91,7 @@ class TwoNodes:
     flags: Sequence[str]
     places: Places
     http_port: int = 0
+    model: str = "--demo"
     _head: ExitStack = field(default_factory=ExitStack)
     _follower: ExitStack = field(default_factory=ExitStack)
 
@@ -99,6 +99,7 @@ class TwoNodes:
         """Start a head, in place of one that may still run."""
         self._head.close()
         arguments = (
+            self.model,
             *ENGINE_FLAGS,
             "--nnodes=2",
             *self.flags,
@@ -146,7 +147,11 @@ class TwoNodes:
 
 @contextmanager
 def two_nodes(
-    directory: Path, *flags: str, http_port: int = 0, places: Places | None = None
+    directory: Path,
+    *flags: str,
+    http_port: int = 0,
+    places: Places | None = None,
+    model: str = "--demo",
 ) -> Iterator[TwoNodes]:
     """A head and its follower; no process of either is left at the end."""
     key_file = directory / "node.key"
@@ -154,7 +159,7 @@ def two_nodes(
     key_file.write_text(KEY)
     key_file.chmod(0o600)
     with reserved_port() as port:
-        nodes = TwoNodes(directory, port, key_file, flags, places or Places(), http_port)
+        nodes = TwoNodes(directory, port, key_file, flags, places or Places(), http_port, model)
         try:
             nodes.start_head()
             nodes.start_follower()

@@ -8,7 +8,8 @@
 * If the suspects belong to several keys, those of one key are tried together first, so that a key
   that has sent many killers takes no other key's request with it. A suspect whose like was
   convicted before is convicted without a trial only if all suspects are of its key. A key whose
-  requests end an engine together is charged, though each may pass its trial alone.
+  requests end an engine together is charged, though each may pass its trial alone. If they end
+  a further engine, they are tried together, and refused if that engine dies too.
 * Only a death that accuses requests makes suspects: an exception, a workspace rejection, a stall,
   or a signal that a process sends to itself. After any other death, and after the first rejection
   of a workspace, which the next start reserves, only requests that were also in the engine at the
@@ -26,8 +27,8 @@ that ends by SIGTERM or for lack of host memory shows nothing, since both have a
 known. Such deaths alone quarantine a request after four, two for each of two convictions.
 
 A death explained in this way is charged to the key that sent the request, a conviction as one. No
-key can get another key charged or its request quarantined: what is convicted was alone in the
-failed step or in the engine, or is among suspects of its own key only.
+key can get another key charged: what is convicted was alone in the failed step or in the engine, or
+is among suspects of its own key only.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from holdfast.engine.request import (
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.trials import OF_NO_REQUEST, SHOWS_NOTHING, Trials, are_harmless_alone
 from holdfast.errors import HoldfastError
-from holdfast.records import Death, Suspect
+from holdfast.records import Death
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -142,6 +143,10 @@ class Blame:
     def is_overdue(self) -> bool:
         """Whether the time for the running trial is over."""
         return self._trials is None or self._trials.is_overdue
+
+    def is_any_in_step(self, requests: Iterable[EngineRequest]) -> bool:
+        """Whether the engine runs a step with any of these requests."""
+        return not self._departed.running().isdisjoint(one.request_id for one in requests)
 
     async def try_suspects(
         self,
@@ -281,7 +286,10 @@ class Blame:
         _, is_theirs = named_requests(self._outputs, running, trials.tried)
         found = trials.died(death, is_of_others=not is_theirs)
         if not is_theirs:
-            return self._judge_passed(running, trials)
+            # Those that had just passed may have done it, or one on trial before its first step.
+            passed, _ = named_requests(self._outputs, running, trials.passed)
+            trials.try_again(passed)
+            return BlameVerdict(has_suspects=True)
         key = found[0].context.key if found else ""
         are_harmless = len(found) > 1 and are_harmless_alone(found)
         if not found or (len(found) > 1 and not (key or are_harmless)):
@@ -297,15 +305,6 @@ class Blame:
         else:
             self._convict(found[0])
         return BlameVerdict(explained, bool(key), has_suspects=True)
-
-    def _judge_passed(self, running: Sequence[Suspect], trials: Trials) -> BlameVerdict:
-        """Judge a death in the step of a request that had just passed its trial."""
-        passed, _ = named_requests(self._outputs, running, trials.passed)
-        if len(running) == len(passed) == 1:
-            self._convict(passed[0])
-            return BlameVerdict(1, bool(passed[0].context.key), has_suspects=True)
-        trials.try_again(passed)
-        return BlameVerdict(has_suspects=True)
 
     def _convict(self, request: EngineRequest) -> None:
         """Refuse a request on evidence that is not a proof; a second one quarantines its like.

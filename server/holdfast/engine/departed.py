@@ -89,7 +89,7 @@ class Departed:
 
     def _forget_one(self) -> None:
         """Drop the oldest in no running step: a flood must not hide what hangs the engine."""
-        running = self._running()
+        running = self.running()
         ids = [request.request_id for _, request in self._kept]
         del self._kept[next((at for at, one in enumerate(ids) if one not in running), 0)]
         self._has_dropped_some = True
@@ -105,7 +105,7 @@ class Departed:
                 kept.appendleft((at, request))
             else:
                 over.append((at, request))
-        running = self._running() if over else frozenset()
+        running = self.running() if over else frozenset()
         for at, request in over:
             if request.request_id in running:
                 kept.appendleft((at, request))
@@ -113,6 +113,6 @@ class Departed:
                 request.forget_prompt()
         self._triable = kept
 
-    def _running(self) -> frozenset[str]:
+    def running(self) -> frozenset[str]:
         """Return the IDs that the requests in running steps may have."""
         return frozenset(chain.from_iterable(map(self._outputs.request_ids, self._in_step())))

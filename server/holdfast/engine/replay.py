@@ -76,7 +76,7 @@ class ReplayManager:
         )
         self._losses = Losses(outputs)
         self.aborts = Aborts(outputs, self._requests)
-        self._trial_runner = TrialRunner(outputs, self._load, self.aborts, self._blame.is_overdue)
+        self._trial_runner = TrialRunner(outputs, self._load, self.aborts, self._blame)
         self.long_prompts = LongPrompts(
             outputs, self._requests, lambda request: self.aborts.abort(self._llm, request), clock
         )

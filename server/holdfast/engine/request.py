@@ -187,7 +187,7 @@ def named_requests(
         if not found:
             is_complete = is_complete and not suspect.is_in_running_step
         elif (request := found[0]) not in named:
-            request.reached_tokens = suspect.reached_tokens
+            request.reached_tokens = max(request.reached_tokens, suspect.reached_tokens)
             request.is_prefilling = suspect.is_prefill
             named[request] = None
     return list(named), is_complete

@@ -6,29 +6,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
 from holdfast.engine.aborts import Aborts
+from holdfast.engine.blame import Blame
 from holdfast.engine.request import EngineLoad, EngineOutputs, EngineRequest
+
+STEP_LOOK_SECONDS = 0.01
 
 
 class TrialRunner:
     """Runs requests as far as they got when an engine died, on behalf of one `ReplayManager`."""
 
     def __init__(
-        self,
-        outputs: EngineOutputs,
-        load: EngineLoad,
-        aborts: Aborts,
-        is_overdue: Callable[[], bool],
+        self, outputs: EngineOutputs, load: EngineLoad, aborts: Aborts, blame: Blame
     ) -> None:
-        """Take `is_overdue`, which says whether the time for the running trial is over."""
         self._outputs = outputs
         self._load = load
         self._aborts = aborts
-        self._is_overdue = is_overdue
+        self._blame = blame
 
     async def run(
         self, llm: Any, requests: Sequence[EngineRequest]
@@ -36,7 +34,8 @@ class TrialRunner:
         """Run requests until all are past the point of the last death; None if the engine dies.
 
         A request that is overdue is stopped with its next token, and returned. One that makes no
-        token may hang in the engine, which only the rule of stalls can tell.
+        token may hang in the engine, which only the rule of stalls can tell. At the end no step
+        with any of them is running, so that what the engine dies of later was not theirs.
         """
         if not requests:
             return ()
@@ -48,10 +47,17 @@ class TrialRunner:
                 task.cancel()
         if any(self._is_end(outcome, llm) for outcome in outcomes):
             return None
+        await self._until_out_of_steps(requests)
         # A request's own error is not a death: its caller gets it when the request runs again.
         return [
             request for request, outcome in zip(requests, outcomes, strict=True) if outcome is False
         ]
+
+    async def _until_out_of_steps(self, requests: Sequence[EngineRequest]) -> None:
+        """Wait for the step that vLLM began before it knew that a trial was over."""
+        blame = self._blame
+        while blame.is_any_in_step(requests) and not blame.is_overdue():  # noqa: ASYNC110 - it only can be asked
+            await asyncio.sleep(STEP_LOOK_SECONDS)
 
     def _is_end(self, outcome: object, llm: Any) -> bool:
         """Whether the engine has died, or aborts its requests because it ends."""
@@ -69,6 +75,6 @@ class TrialRunner:
                         return None
                     if self._outputs.context_tokens(output) > request.reached_tokens:
                         return True
-                    if self._is_overdue():
+                    if self._blame.is_overdue():
                         return False
         return True

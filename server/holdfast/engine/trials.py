@@ -125,10 +125,12 @@ class Trials:
         not before. `is_of_others` says that a step of requests that are not on trial was running.
         """
         tried, self._running = self._running or [], None
-        if death.cause in OF_NO_REQUEST:
+        if death.cause == "requested":
             return ()
         self._engines_left -= 1
-        if is_of_others or death.cause == "terminated":
+        if is_of_others:
+            self._unexplained += 1
+        if is_of_others or death.cause in OF_NO_REQUEST or death.cause == "terminated":
             return ()
         self._untried.remove(tried)
         # The next start reserves what was refused.
@@ -145,7 +147,7 @@ class Trials:
             self._untried.append(tried)
             return ()
         if len(tried) > 1 and not are_harmless_alone(tried):
-            self._untried += [[request] for request in self._least_suspect_first(tried)]
+            self._untried += self._apart(tried)
         return tried
 
     def try_again(self, requests: Iterable[EngineRequest]) -> None:
@@ -161,17 +163,19 @@ class Trials:
         return explained
 
     def _groups(self, suspects: Iterable[EngineRequest]) -> list[list[EngineRequest]]:
-        """Group suspects: by key, or one by one if all have the same key.
-
-        Those of one key come together, too, if each was harmless alone after an earlier death.
-        """
-        ordered = self._least_suspect_first(suspects)
+        """Group suspects by key; those of one key, if there is no other, are set apart."""
         by_key: dict[str, list[EngineRequest]] = {}
-        for request in ordered:
+        for request in self._least_suspect_first(suspects):
             by_key.setdefault(request.context.key, []).append(request)
-        if len(by_key) > 1 or are_harmless_alone(ordered):
-            return list(by_key.values())
-        return [[request] for request in ordered]
+        groups = list(by_key.values())
+        return groups if len(groups) > 1 else self._apart(*groups)
+
+    def _apart(self, suspects: Iterable[EngineRequest] = ()) -> list[list[EngineRequest]]:
+        """Group suspects of one key: each by itself, but those together that were so already."""
+        ordered = self._least_suspect_first(suspects)
+        harmless = [request for request in ordered if request.has_passed_alone]
+        alone = [[request] for request in ordered if not request.has_passed_alone]
+        return [*alone, harmless] if harmless else alone
 
     def _least_suspect_first(self, suspects: Iterable[EngineRequest]) -> list[EngineRequest]:
         """Sort requests of keys that have ended few engines and have few suspects to the front."""

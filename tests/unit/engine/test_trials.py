@@ -6,6 +6,7 @@ import asyncio
 
 from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.replay import ReplayManager
+from holdfast.engine.trial_runner import STEP_LOOK_SECONDS
 from holdfast.errors import QuarantinedError, SuspectedError
 from holdfast.records import Death
 from holdfast.request_context import RequestContext
@@ -199,34 +200,40 @@ def test_nobody_is_convicted_for_the_step_of_the_one_that_was_tried_before() -> 
     """That one has passed, but the engine was already at its next token."""
 
     async def scene(harness: ReplayHarness) -> None:
-        (bad, good), _ = await killed(harness, RAISED, ["bad", "good"])
+        requests, _ = await killed(harness, RAISED, ["bad", "good"])
         harness.start(ScriptedLLM(poison="good"), is_open=False)
         assert not await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert harness.bury(named("bad")) == BlameVerdict(1, has_suspects=True)
-        with answered(SuspectedError):
-            await bad
-        llm = harness.start(is_open=False)
+        assert harness.bury(named("bad")) == BlameVerdict(has_suspects=True)
+        llm = harness.start(ScriptedLLM(answers=2), is_open=False)
         assert await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert llm.received == ["good"]
+        assert llm.received == ["good", "bad"]
         harness.requests.open()
-        await good
+        await asyncio.gather(*requests)
 
     run_scene(scene)
 
 
-def test_what_passed_is_tried_again_if_its_next_step_is_in_doubt() -> None:
-    """That step ran together with the first one of the next trial."""
+def test_the_next_trial_waits_for_the_last_step_of_the_one_before() -> None:
+    """So a request that kills one step later than it did is still convicted, and no other."""
 
     async def scene(harness: ReplayHarness) -> None:
-        requests, _ = await killed(harness, RAISED, ["first", "second"])
-        harness.start(ScriptedLLM(poison="second"), is_open=False)
-        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert harness.bury(named("first", "second")) == BlameVerdict(has_suspects=True)
-        llm = harness.start(ScriptedLLM(answers=2), is_open=False)
+        (bad, good), _ = await killed(harness, RAISED, ["bad", "good"])
+        harness.start(is_open=False)
+        harness.requests.in_step = lambda: ["bad"]
+        trials = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
+        await harness.llm.until_received(1)
+        done, _ = await asyncio.wait({trials}, timeout=10 * STEP_LOOK_SECONDS)
+        assert not done
+        assert harness.llm.received == ["bad"]
+        assert harness.bury(named("bad")).explained == 2
+        trials.cancel()
+        with answered(QuarantinedError):
+            await bad
+        harness.requests.forget_engine()
+        harness.start(is_open=False)
         assert await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert llm.received == ["second", "first"]
         harness.requests.open()
-        await asyncio.gather(*requests)
+        await good
 
     run_scene(scene)
 
@@ -251,6 +258,37 @@ def test_requests_of_one_key_that_end_engines_only_together_are_refused() -> Non
         for call in calls:
             with answered(SuspectedError):
                 await call
+
+    run_scene(scene)
+
+
+def test_a_fresh_request_does_not_save_those_that_end_engines_only_together() -> None:
+    """It is tried alone, and they together: each of them was alone already."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        calls, _ = await killed(harness, RAISED, ["p", "q"])
+        harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        fresh = harness.call("fresh")
+        harness.llm.hold()
+        harness.requests.open()
+        await harness.llm.until_received(5)
+        harness.bury(RAISED)
+        await harness.until_held(3)
+        harness.start(is_open=False).hold()
+        trials = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
+        await harness.llm.until_received(1)
+        harness.llm.release()
+        await harness.llm.until_received(3)
+        harness.llm.hold()
+        assert harness.llm.received == ["fresh", "p", "q"]
+        assert harness.bury(RAISED) == BlameVerdict(2, has_suspects=True)
+        assert not await trials
+        for call in calls:
+            with answered(SuspectedError):
+                await call
+        harness.start()
+        await fresh
 
     run_scene(scene)
 

@@ -20,6 +20,7 @@ FOUND_BY: dict[PathFault, str] = {
     "the last block of a chunk dropped": "chunked",
     "a prefix that lacks its last block": "prefix",
     "two rows of a batch swapped": "full_batch",
+    "an adapter that changes its neighbours": "beside_adapter",
     "penalties in the log-probs": "penalties",
     "penalties without effect": "penalties",
     "a grammar that rounds": "grammar",

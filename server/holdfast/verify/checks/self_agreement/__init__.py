@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from holdfast.verify.check import Check
 from holdfast.verify.checks.self_agreement import (
+    adapters,
     batches,
     contexts,
     decodes,
@@ -22,6 +23,7 @@ CHECKS: tuple[Check, ...] = (
     *decodes.CHECKS,
     *contexts.CHECKS,
     *batches.CHECKS,
+    *adapters.CHECKS,
     *sampling.CHECKS,
     *needles.CHECKS,
     *restarts.CHECKS,
