@@ -153,6 +153,21 @@ def test_a_wake_up_by_vllms_route_says_whether_all_is_awake(*, is_awake: bool) -
     assert proxy.requests.aborts.is_paused is not is_awake
 
 
+def test_a_request_on_trial_is_not_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM does that for the client of a transcription that leaves; the others are aborted."""
+    asked: list[list[str]] = []
+
+    class Engine:
+        async def abort(self, names: list[str]) -> None:
+            asked.append(names)
+
+    proxy = EngineProxy()
+    proxy._current = Engine()
+    monkeypatch.setattr(proxy.requests, "is_on_trial", lambda name: name == "tried")
+    run(proxy.abort(["tried", "other"]))
+    assert asked == [["other"]]
+
+
 def test_weights_of_level_two_are_read_again() -> None:
     """vLLM leaves them empty, and would answer nonsense."""
     llm = ScriptedLLM()
