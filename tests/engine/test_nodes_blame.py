@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from holdfast.demo.switches import DemoFault, DemoSwitches
+from node_trials import deaths
 from servers import READY_DEADLINE_SECONDS
 from two_nodes import TwoNodes, two_nodes
 from untrained import untrained_demo
@@ -53,19 +54,18 @@ def post(nodes: TwoNodes, key: str, tokens: int, *, max_tokens: int = 8) -> http
 
 def test_what_ends_a_rank_of_another_node_is_refused(pair: TwoNodes) -> None:
     """The head learns which request it was, and everybody else is answered by the next engine."""
-    head = pair.head
     before = post(pair, HONEST, 9, max_tokens=400).json()["choices"]
-    deaths = []
+    counted = []
     with ThreadPoolExecutor(1) as honest:
         for number in range(3):
             neighbour = honest.submit(post, pair, HONEST, 9, max_tokens=400)
             refused = post(pair, HOSTILE, CRASH_TOKENS, max_tokens=8 + number)
-            assert refused.status_code == 422, refused.text
-            assert refused.headers["x-should-retry"] == "false"
+            # A trial may charge three deaths, which suspends the key: what it sends next gets 429.
+            assert refused.status_code in ({422, 429} if number else {422}), refused.text
+            assert refused.headers["x-should-retry"] == "false" or refused.status_code == 429
             assert neighbour.result().json()["choices"] == before
             pair.until_ready(deadline_seconds=START_SECONDS)
-            deaths.append(head.metric("engine_deaths_total", cause="worker_exit"))
-    first, second, third = deaths
+            counted.append(deaths(pair.head))
+    first, second, third = counted
     assert 1 <= first <= second == third <= 3  # alone in its step, it is not tried; then known
-    assert "node other" in head.status["engine"]["last_exit"]
     assert pair.follower.process.poll() is None

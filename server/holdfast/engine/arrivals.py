@@ -1,4 +1,4 @@
-"""Makes a request of a call, with an ID by which the engine, and a death, can name it."""
+"""Makes a request of a call, with an ID by which a death can name it, and finds it by that ID."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from holdfast.engine.request import EngineOutputs, EngineRequest, Method
+from holdfast.records import Suspect
 from holdfast.request_context import current_request
 
 MAX_REQUEST_ID_CHARACTERS = 128
@@ -66,3 +67,27 @@ def safe_request_id(given: str) -> str:
     digest = hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     visible = "".join(char for char in given if char.isascii() and char.isprintable())
     return f"{visible[: MAX_REQUEST_ID_CHARACTERS - len(digest) - 1]}~{digest}"
+
+
+def named_requests(
+    outputs: EngineOutputs, suspects: Iterable[Suspect], requests: Iterable[EngineRequest]
+) -> tuple[list[EngineRequest], bool]:
+    """Return the requests that a death names, with how far they got, the first of each ID.
+
+    The second value says whether all that were in a running step are among them.
+    """
+    by_name: dict[str, EngineRequest] = {}
+    for request in requests:
+        by_name.setdefault(request.request_id, request)
+    named: dict[EngineRequest, None] = {}
+    is_complete = True
+    for suspect in suspects:
+        names = outputs.request_ids(suspect.request_id)
+        found = [by_name[name] for name in names if name in by_name]
+        if not found:
+            is_complete = is_complete and not suspect.is_in_running_step
+        elif (request := found[0]) not in named:
+            request.reached_tokens = max(request.reached_tokens, suspect.reached_tokens)
+            request.is_prefilling = suspect.is_prefill
+            named[request] = None
+    return list(named), is_complete

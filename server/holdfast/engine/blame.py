@@ -38,12 +38,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from holdfast.engine.arrivals import named_requests
 from holdfast.engine.departed import Departed, Leavers
 from holdfast.engine.digests import Digests
 from holdfast.engine.request import (
     EngineOutputs,
     EngineRequest,
-    named_requests,
     quarantine_error,
     suspected_error,
 )
@@ -144,9 +144,9 @@ class Blame:
         """Whether the time for the running trial is over."""
         return self._trials is None or self._trials.is_overdue
 
-    def is_any_in_step(self, requests: Iterable[EngineRequest]) -> bool:
-        """Whether the engine runs a step with any of these requests."""
-        return not self._departed.running().isdisjoint(one.request_id for one in requests)
+    def is_in_step(self, request: EngineRequest) -> bool:
+        """Whether the engine runs a step with this request."""
+        return request.request_id in self._departed.running()
 
     async def try_suspects(
         self,

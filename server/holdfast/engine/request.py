@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +19,6 @@ from holdfast.errors import (
     SuspectedError,
 )
 from holdfast.labels import LOSS_REASONS, LossReason
-from holdfast.records import Suspect
 from holdfast.request_context import RequestContext
 
 Method = Literal["generate", "encode"]
@@ -136,8 +135,10 @@ class EngineRequest:
     reached_tokens: int = 0
     """Its length in tokens at the engine's last death: getting further, also in a trial, clears it.
     """
-    has_passed_alone: bool = False
-    """Whether it was acquitted by a trial of its own."""
+    passed_alone: int = 0
+    """How many trials of its own have acquitted it."""
+    passed_tokens: int = 0
+    """The length that it had reached in the last of them."""
     is_prefilling: bool = False
     """Whether the last failed step computed part of its prompt."""
     waiter: asyncio.Future[None] | None = None
@@ -158,6 +159,15 @@ class EngineRequest:
         return str(self.arguments.get("request_id", ""))
 
     @property
+    def is_harmless_alone(self) -> bool:
+        """Whether trials have shown that it does not end an engine alone where the last one died.
+
+        A stream gets further in between, and is tried once more, but not again and again.
+        """
+        is_past = self.reached_tokens > self.passed_tokens
+        return self.passed_alone > is_past
+
+    @property
     def outlives_engine(self) -> bool:
         """Whether the next engine can take it, from its beginning or from where it stopped."""
         return self.is_continuable if self.has_yielded else self.is_replayable
@@ -167,30 +177,6 @@ class EngineRequest:
         self.arguments = {"request_id": self.request_id}
         self.sent = SentAnswer()
         self.is_replayable = False
-
-
-def named_requests(
-    outputs: EngineOutputs, suspects: Iterable[Suspect], requests: Iterable[EngineRequest]
-) -> tuple[list[EngineRequest], bool]:
-    """Return the requests that a death names, with how far they got, the first of each ID.
-
-    The second value says whether all that were in a running step are among them.
-    """
-    by_name: dict[str, EngineRequest] = {}
-    for request in requests:
-        by_name.setdefault(request.request_id, request)
-    named: dict[EngineRequest, None] = {}
-    is_complete = True
-    for suspect in suspects:
-        names = outputs.request_ids(suspect.request_id)
-        found = [by_name[name] for name in names if name in by_name]
-        if not found:
-            is_complete = is_complete and not suspect.is_in_running_step
-        elif (request := found[0]) not in named:
-            request.reached_tokens = max(request.reached_tokens, suspect.reached_tokens)
-            request.is_prefilling = suspect.is_prefill
-            named[request] = None
-    return list(named), is_complete
 
 
 class EngineLoad:

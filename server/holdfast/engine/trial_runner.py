@@ -47,17 +47,10 @@ class TrialRunner:
                 task.cancel()
         if any(self._is_end(outcome, llm) for outcome in outcomes):
             return None
-        await self._until_out_of_steps(requests)
         # A request's own error is not a death: its caller gets it when the request runs again.
         return [
             request for request, outcome in zip(requests, outcomes, strict=True) if outcome is False
         ]
-
-    async def _until_out_of_steps(self, requests: Sequence[EngineRequest]) -> None:
-        """Wait for the step that vLLM began before it knew that a trial was over."""
-        blame = self._blame
-        while blame.is_any_in_step(requests) and not blame.is_overdue():  # noqa: ASYNC110 - it only can be asked
-            await asyncio.sleep(STEP_LOOK_SECONDS)
 
     def _is_end(self, outcome: object, llm: Any) -> bool:
         """Whether the engine has died, or aborts its requests because it ends."""
@@ -68,13 +61,23 @@ class TrialRunner:
         """Return whether the request got past the point, not overdue; None if the engine ends."""
         found = self._outputs.continued_arguments(request.arguments, request.sent, llm)
         arguments = self._outputs.trial_arguments(request.method, found or request.arguments)
+        has_passed: bool | None = True
         with self._load.track(request):
             async with aclosing(getattr(llm, request.method)(**arguments)) as outputs:
                 async for output in outputs:
                     if self._aborts.is_unexpected(request, output):
                         return None
                     if self._outputs.context_tokens(output) > request.reached_tokens:
-                        return True
+                        break
                     if self._blame.is_overdue():
-                        return False
-        return True
+                        has_passed = False
+                        break
+            # Still as one that an output is due to, so that a hang of this step is a stall.
+            await self._until_out_of_steps(request)
+        return has_passed
+
+    async def _until_out_of_steps(self, request: EngineRequest) -> None:
+        """Wait for the step that vLLM began before it knew that the trial was over."""
+        await asyncio.sleep(STEP_LOOK_SECONDS)  # between two steps there is none to see
+        while self._blame.is_in_step(request):  # noqa: ASYNC110 - it can only be polled
+            await asyncio.sleep(STEP_LOOK_SECONDS)

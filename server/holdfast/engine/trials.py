@@ -100,7 +100,9 @@ class Trials:
             for request in tried:
                 if request not in stopped:
                     request.deaths = 0
-                    request.has_passed_alone |= len(tried) == 1
+                    if len(tried) == 1:
+                        request.passed_alone += 1
+                        request.passed_tokens = request.reached_tokens + 1
                     self._passed.append(request)
             if stopped:
                 self._untried.append([*stopped])
@@ -173,9 +175,9 @@ class Trials:
     def _apart(self, suspects: Iterable[EngineRequest] = ()) -> list[list[EngineRequest]]:
         """Group suspects of one key: each by itself, but those together that were so already."""
         ordered = self._least_suspect_first(suspects)
-        harmless = [request for request in ordered if request.has_passed_alone]
-        alone = [[request] for request in ordered if not request.has_passed_alone]
-        return [*alone, harmless] if harmless else alone
+        harmless = [request for request in ordered if request.is_harmless_alone]
+        alone = [[request] for request in ordered if not request.is_harmless_alone]
+        return [harmless, *alone] if harmless else alone
 
     def _least_suspect_first(self, suspects: Iterable[EngineRequest]) -> list[EngineRequest]:
         """Sort requests of keys that have ended few engines and have few suspects to the front."""
@@ -193,5 +195,5 @@ class Trials:
 
 
 def are_harmless_alone(requests: Iterable[EngineRequest]) -> bool:
-    """Whether each has passed a trial alone, so that only together they can end an engine."""
-    return all(request.has_passed_alone for request in requests)
+    """Whether no one of them ends an engine alone, so that they can only do so together."""
+    return all(request.is_harmless_alone for request in requests)

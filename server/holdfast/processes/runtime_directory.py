@@ -125,8 +125,14 @@ def _shared_owner(real: Path) -> Path:
 @contextmanager
 def _claimed(owner: Path, directory: Path, real: Path) -> Iterator[None]:
     alias = "" if directory == real else str(directory)
-    with written_while_alive(owner, json.dumps(asdict(_Record(str(directory), alias)))):
+    kept = ExitStack()
+    record = json.dumps(asdict(_Record(str(directory), alias)))
+    kept.enter_context(written_while_alive(owner, record))
+    try:
         yield
+    finally:
+        with suppress(OSError):  # the disk has failed since
+            kept.close()
 
 
 @contextmanager

@@ -277,18 +277,43 @@ def test_a_fresh_request_does_not_save_those_that_end_engines_only_together() ->
         await harness.until_held(3)
         harness.start(is_open=False).hold()
         trials = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
-        await harness.llm.until_received(1)
-        harness.llm.release()
-        await harness.llm.until_received(3)
-        harness.llm.hold()
-        assert harness.llm.received == ["fresh", "p", "q"]
+        await harness.llm.until_received(2)
+        assert harness.llm.received == ["p", "q"]
         assert harness.bury(RAISED) == BlameVerdict(2, has_suspects=True)
         assert not await trials
         for call in calls:
             with answered(SuspectedError):
                 await call
-        harness.start()
+        harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert harness.llm.received == ["fresh"]
+        harness.requests.open()
         await fresh
+
+    run_scene(scene)
+
+
+def test_streams_that_have_got_further_are_tried_alone_once_more() -> None:
+    """Their first trials have not shown what they do there; one of them may end engines alone."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        names = ["a", "b"]
+        calls, _ = await killed(harness, named(*names), names)
+        harness.start(is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        harness.llm.hold()
+        harness.requests.open()
+        await harness.llm.until_received(4)
+        harness.bury(named(*names, reached_tokens=50))
+        await harness.until_held(2)
+        harness.start(ScriptedLLM(poison="b"), is_open=False)
+        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert harness.llm.received == names
+        harness.bury(RAISED)
+        with answered(QuarantinedError):
+            await calls[1]
+        harness.start()
+        await calls[0]
 
     run_scene(scene)
 
