@@ -68,4 +68,5 @@ def test_what_ends_a_rank_of_another_node_is_refused(pair: TwoNodes) -> None:
             counted.append(deaths(pair.head))
     first, second, third = counted
     assert 1 <= first <= second == third <= 3  # alone in its step, it is not tried; then known
+    assert pair.head.log.count("was killed by SIGSEGV") >= third  # which accuses the request
     assert pair.follower.process.poll() is None

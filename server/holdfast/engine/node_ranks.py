@@ -15,7 +15,7 @@ from pathlib import Path
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.nodes import strict_json
 from holdfast.nodes.messages import Start
-from holdfast.processes import imports, tree
+from holdfast.processes import exits, imports, tree
 from holdfast.worker.crash_records import NODE_FAILED, record_causes
 from holdfast.worker.lifetime import PARENT_VARIABLE, die_with_parent
 
@@ -47,4 +47,7 @@ if __name__ == "__main__":
     parent = os.environ.pop(PARENT_VARIABLE, None)
     die_with_parent(int(parent) if parent else None)
     tree.start_resource_tracker()
+    if codes := os.environ.get(exits.DIRECTORY_VARIABLE):
+        # vLLM reaps a worker as soon as it has ended, and discards the signal that ended it.
+        exits.record_exit_codes(Path(codes))
     sys.exit(main(sys.argv[1:]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -23,8 +24,9 @@ from holdfast.errors import ExitCode
 from holdfast.nodes.channel import SILENCE_SECONDS
 from holdfast.nodes.memory import NodeMemory
 from holdfast.nodes.messages import Start
-from holdfast.processes import cleanup, tree
+from holdfast.processes import cleanup, forkserver, tree
 from holdfast.processes.deaths import CoreProcess, DeathWatch
+from holdfast.processes.exits import DIRECTORY_VARIABLE
 from holdfast.records import Death, RankStats
 from holdfast.worker.crash_records import refusal
 from holdfast.workspace.stats import read_all
@@ -111,7 +113,9 @@ class EngineProcesses:
             directory.mkdir(mode=0o700, parents=True)
             # In this thread, since a child may end with the thread that started it.
             process = subprocess.Popen(  # noqa: ASYNC220, S603 - a moment; our own command
-                self._command(order, directory), stdin=subprocess.DEVNULL
+                self._command(order, directory),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, DIRECTORY_VARIABLE: str(forkserver.exit_codes_directory())},
             )
             death = await self._until_death(order, process, directory, has_to_end)
             if death is not None:

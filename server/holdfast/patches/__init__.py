@@ -344,7 +344,8 @@ PATCHES: tuple[Patch, ...] = (
         "processes.exits.record_exit_codes",
         "fork server",
         ("os:waitpid", "multiprocessing.process:_children"),
-        "only the fork server learns which signal ended a process, and discards it",
+        "only the fork server, or a follower's executor, learns which signal ended a process, and "
+        "discards it",
         seen_in="CPython 3.11 to 3.13",
     ),
     Patch(
