@@ -47,7 +47,7 @@ from two_nodes import (
 )
 
 MINUTES = float(os.environ.get("SOAK_NODES_MINUTES", "60").replace("all", "inf"))
-"""`all` takes as long as all faults in all states do: two hours or more."""
+"""`all` takes as long as all faults in all states do: about forty minutes."""
 WANTED = os.environ.get("SOAK_NODES_STATES", ",".join(STATES)).split(",")
 """Only faults in these states are tried."""
 SEED = int(os.environ.get("SOAK_SEED", "1"))

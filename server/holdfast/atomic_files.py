@@ -9,7 +9,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -53,17 +53,24 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def written_while_alive(path: Path, text: str) -> Iterator[None]:
+def written_while_alive(
+    path: Path, text: str, on_left: Callable[[OSError], None] = lambda _: None
+) -> Iterator[None]:
     """Have `path` contain `text`, locked, while entered; it remains only if the process dies.
 
+    If the disk has failed since, so that it remains, `on_left` is called.
+
     Raises:
-        OSError: it could not be written, or not be deleted at the end.
+        OSError: it could not be written.
     """
     with _put(path, text, is_locked=True):
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                on_left(error)
 
 
 def read_record(path: Path) -> Any:

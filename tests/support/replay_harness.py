@@ -50,6 +50,11 @@ class ReplayHarness:
             self.requests.open()
         return self.llm
 
+    async def try_suspects(self, llm: ScriptedLLM | None = None) -> bool:
+        """Start the next generation and try the suspects in it; False if it dies of them."""
+        self.start(llm, is_open=False)
+        return await self.requests.try_suspects(TRIAL_SECONDS)
+
     def bury(self, death: Death = KILLED) -> BlameVerdict:
         """What the supervisor does with a dead engine."""
         self.llm.die()

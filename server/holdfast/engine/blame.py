@@ -7,9 +7,8 @@
   cost two engines and the time of one start; untried suspects are refused, too.
 * If the suspects belong to several keys, those of one key are tried together first, so that a key
   that has sent many killers takes no other key's request with it. A suspect whose like was
-  convicted before is convicted without a trial only if all suspects are of its key. A key whose
-  requests end an engine together is charged, though each may pass its trial alone. If they end
-  a further engine, they are tried together, and refused if that engine dies too.
+  convicted before is convicted without a trial only if all suspects are of its key. Requests that
+  end engines only together are charged to their key, and refused the second time.
 * Only a death that accuses requests makes suspects: an exception, a workspace rejection, a stall,
   or a signal that a process sends to itself. After any other death, and after the first rejection
   of a workspace, which the next start reserves, only requests that were also in the engine at the
@@ -213,11 +212,7 @@ class Blame:
         """Return the requests that a death found in the engine although their callers had left."""
         if death.cause in SHOWS_NOTHING:
             return ()
-        if death.suspects is None:
-            return left.recent
-        found, _ = named_requests(
-            self._outputs, death.suspects, [*present, *left.earlier, *left.recent]
-        )
+        found, _ = self._suspects(death, present, left)
         return [request for request in found if request not in present]
 
     # What follows
@@ -290,20 +285,29 @@ class Blame:
             passed, _ = named_requests(self._outputs, running, trials.passed)
             trials.try_again(passed)
             return BlameVerdict(has_suspects=True)
-        key = found[0].context.key if found else ""
-        are_harmless = len(found) > 1 and are_harmless_alone(found)
-        if not found or (len(found) > 1 and not (key or are_harmless)):
+        if not found:
             return BlameVerdict(has_suspects=death.cause not in SHOWS_NOTHING)
-        explained = trials.explain()
         if len(found) > 1:
-            # Their key pays even if each alone is harmless: they may be sent together again.
-            self._charge(found[0], deaths=explained if death.blames_requests else 1)
-            for request in found if are_harmless else ():
-                self._refuse(request, suspected_error())
-        elif death.blames_requests:
-            self._quarantine(found[0], deaths=explained)
+            return self._judge_group(death, found, trials)
+        (culprit,) = found
+        explained = trials.explain()
+        if death.blames_requests:
+            self._quarantine(culprit, deaths=explained)
         else:
-            self._convict(found[0])
+            self._convict(culprit)
+        return BlameVerdict(explained, bool(culprit.context.key), has_suspects=True)
+
+    def _judge_group(
+        self, death: Death, group: Sequence[EngineRequest], trials: Trials
+    ) -> BlameVerdict:
+        key, are_harmless = group[0].context.key, are_harmless_alone(group)
+        if not (key or are_harmless):
+            return BlameVerdict(has_suspects=True)
+        explained = trials.explain()
+        # Their key pays even if each alone is harmless: they may be sent together again.
+        self._charge(group[0], deaths=explained if death.blames_requests else 1)
+        for request in group if are_harmless else ():
+            self._refuse(request, suspected_error())
         return BlameVerdict(explained, bool(key), has_suspects=True)
 
     def _convict(self, request: EngineRequest) -> None:

@@ -61,7 +61,7 @@ class TrialRunner:
         """Return whether the request got past the point, not overdue; None if the engine ends."""
         found = self._outputs.continued_arguments(request.arguments, request.sent, llm)
         arguments = self._outputs.trial_arguments(request.method, found or request.arguments)
-        has_passed: bool | None = True
+        has_passed = True
         with self._load.track(request):
             async with aclosing(getattr(llm, request.method)(**arguments)) as outputs:
                 async for output in outputs:

@@ -165,15 +165,15 @@ class Trials:
         return explained
 
     def _groups(self, suspects: Iterable[EngineRequest]) -> list[list[EngineRequest]]:
-        """Group suspects by key; those of one key, if there is no other, are set apart."""
+        """Group suspects by key, or set them apart if all have the same key."""
+        ordered = self._least_suspect_first(suspects)
         by_key: dict[str, list[EngineRequest]] = {}
-        for request in self._least_suspect_first(suspects):
+        for request in ordered:
             by_key.setdefault(request.context.key, []).append(request)
-        groups = list(by_key.values())
-        return groups if len(groups) > 1 else self._apart(*groups)
+        return list(by_key.values()) if len(by_key) > 1 else self._apart(ordered)
 
-    def _apart(self, suspects: Iterable[EngineRequest] = ()) -> list[list[EngineRequest]]:
-        """Group suspects of one key: each by itself, but those together that were so already."""
+    def _apart(self, suspects: Iterable[EngineRequest]) -> list[list[EngineRequest]]:
+        """Set suspects of one key apart, except those that are harmless alone."""
         ordered = self._least_suspect_first(suspects)
         harmless = [request for request in ordered if request.is_harmless_alone]
         alone = [[request] for request in ordered if not request.is_harmless_alone]

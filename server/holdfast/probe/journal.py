@@ -69,25 +69,24 @@ class ProbeJournal:
     @contextmanager
     def attempt(self, tokens: int) -> Iterator[None]:
         """While entered, a file on disk says that a context of `tokens` is being tried."""
-        kept = ExitStack()
-        if self.path is not None:
-            try:
-                kept.enter_context(written_while_alive(self.path, self._record(tokens)))
-            except OSError as error:
-                logger.warning("cannot write the probe journal %s: %s", self.path, error)
-        try:
+
+        def on_left(error: OSError) -> None:
+            logger.warning(
+                "cannot delete the probe journal %s: %s; delete it, or later starts leave out "
+                "contexts of %d tokens and more",
+                self.path,
+                error,
+                tokens,
+            )
+
+        with ExitStack() as kept:
+            if self.path is not None:
+                try:
+                    file = written_while_alive(self.path, self._record(tokens), on_left)
+                    kept.enter_context(file)
+                except OSError as error:
+                    logger.warning("cannot write the probe journal %s: %s", self.path, error)
             yield
-        finally:
-            try:
-                kept.close()
-            except OSError as error:
-                logger.warning(
-                    "cannot delete the probe journal %s: %s; delete it, or later starts leave out "
-                    "contexts of %d tokens and more",
-                    self.path,
-                    error,
-                    tokens,
-                )
 
     def _record(self, tokens: int, **further: str) -> str:
         return json.dumps(

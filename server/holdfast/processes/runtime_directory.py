@@ -125,14 +125,8 @@ def _shared_owner(real: Path) -> Path:
 @contextmanager
 def _claimed(owner: Path, directory: Path, real: Path) -> Iterator[None]:
     alias = "" if directory == real else str(directory)
-    kept = ExitStack()
-    record = json.dumps(asdict(_Record(str(directory), alias)))
-    kept.enter_context(written_while_alive(owner, record))
-    try:
+    with written_while_alive(owner, json.dumps(asdict(_Record(str(directory), alias)))):
         yield
-    finally:
-        with suppress(OSError):  # the disk has failed since
-            kept.close()
 
 
 @contextmanager

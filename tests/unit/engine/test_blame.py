@@ -134,8 +134,7 @@ def test_a_suspect_among_others_is_known_again() -> None:
         with answered(QuarantinedError):
             await bad
         assert verdict.explained == 1
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         assert not harness.llm.received
         harness.requests.open()
         await good
@@ -158,8 +157,7 @@ def test_nobody_is_quarantined_for_being_near_the_request_of_another_key() -> No
         await harness.llm.until_received(2)
         harness.bury(RAISED)
         await harness.until_held(2)
-        harness.start(ScriptedLLM(poison="killer"), is_open=False)
-        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert not await harness.try_suspects(ScriptedLLM(poison="killer"))
         assert harness.bury(RAISED) == BlameVerdict(2, is_charged=True, has_suspects=True)
         harness.start()
         await requests[0]
@@ -175,13 +173,11 @@ def test_what_ends_an_engine_alone_is_quarantined() -> None:
 
     async def scene(harness: ReplayHarness) -> None:
         (good, bad, fine), _ = await killed(harness, RAISED, ["good", "bad", "fine"])
-        harness.start(ScriptedLLM(poison="bad"), is_open=False)
-        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert not await harness.try_suspects(ScriptedLLM(poison="bad"))
         assert harness.bury(RAISED).explained == 2
         with answered(QuarantinedError):
             await bad
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         harness.requests.open()
         await asyncio.gather(good, fine)
         with answered(QuarantinedError):
@@ -202,8 +198,7 @@ def test_a_signal_from_outside_accuses_nobody(death: Death) -> None:
         await llm.until_received(1)
         assert harness.bury(death) == BlameVerdict(has_suspects=death is not TERMINATED)
         await trial
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         harness.requests.open()
         await asyncio.gather(*requests)
         assert set(harness.requests.lost.values()) == {0}
@@ -268,13 +263,11 @@ def test_what_is_alone_at_the_third_death_in_a_row_is_a_suspect(death: Death) ->
     async def scene(harness: ReplayHarness) -> None:
         for error in (SuspectedError, QuarantinedError):
             requests = await killed_twice(harness, death, ["bad", "good"])
-            harness.start(ScriptedLLM(poison="bad"), is_open=False)
-            assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+            assert not await harness.try_suspects(ScriptedLLM(poison="bad"))
             assert harness.bury(death) == BlameVerdict(3, has_suspects=True)
             with answered(error):
                 await requests[0]
-            harness.start(is_open=False)
-            assert await harness.requests.try_suspects(TRIAL_SECONDS)
+            assert await harness.try_suspects()
             harness.requests.open()
             await asyncio.gather(*requests[1:])
 
@@ -287,11 +280,9 @@ def test_a_trial_that_a_neighbour_or_an_operator_ends_convicts_nobody(cause: Dea
 
     async def scene(harness: ReplayHarness) -> None:
         requests = await killed_twice(harness, KILLED, ["long"])
-        harness.start(ScriptedLLM(poison="long"), is_open=False)
-        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert not await harness.try_suspects(ScriptedLLM(poison="long"))
         assert harness.bury(Death(cause, "it ended")) == BlameVerdict()
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         harness.requests.open()
         await asyncio.gather(*requests)
 
@@ -329,11 +320,9 @@ def test_a_client_that_leaves_does_not_save_its_request_from_a_trial() -> None:
             await asyncio.wait({bad})
             assert harness.bury(OUT_OF_MEMORY) == BlameVerdict(has_suspects=True)
         await harness.until_held(1)
-        harness.start(ScriptedLLM(poison="bad"), is_open=False)
-        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert not await harness.try_suspects(ScriptedLLM(poison="bad"))
         assert harness.bury(OUT_OF_MEMORY) == BlameVerdict(3, has_suspects=True)
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         harness.requests.open()
         await good
 
@@ -405,8 +394,7 @@ def test_a_stream_that_kills_is_tried_without_its_client() -> None:
         harness.llm.die()
         await asyncio.gather(other, anext(outputs, None), return_exceptions=True)
         harness.bury(named("bad", "gone"))
-        harness.start(ScriptedLLM(poison="bad"), is_open=False)
-        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert not await harness.try_suspects(ScriptedLLM(poison="bad"))
         harness.bury(RAISED)
         with answered(QuarantinedError):
             await harness.call("bad")
@@ -420,8 +408,7 @@ def test_nobody_is_alone_in_a_step_with_a_request_that_nobody_knows() -> None:
     async def scene(harness: ReplayHarness) -> None:
         (call,), verdict = await killed(harness, named("known", "unknown"), ["known"])
         assert verdict.explained == 0
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         harness.requests.open()
         await call
 
@@ -524,13 +511,11 @@ def test_a_suspect_in_the_company_of_another_key_is_tried() -> None:
         await harness.llm.until_received(2)
         assert harness.bury(RAISED) == BlameVerdict(has_suspects=True)
         await harness.until_held(2)
-        harness.start(ScriptedLLM(poison="killer"), is_open=False)
-        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert not await harness.try_suspects(ScriptedLLM(poison="killer"))
         assert harness.bury(RAISED) == BlameVerdict(2, is_charged=True, has_suspects=True)
         with answered(QuarantinedError):
             await requests[1]
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         harness.requests.open()
         await requests[0]
 

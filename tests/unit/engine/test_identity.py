@@ -152,7 +152,7 @@ def test_a_file_that_was_written_again_is_another_one(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_listed_have_not_changed() -> None:
-    """A file system that fails is no reason to end the server."""
+    """A file system that fails does not end the server."""
     config = SimpleNamespace(
         model_config=SimpleNamespace(model="x" * 300, revision=None),
         load_config=SimpleNamespace(download_dir=None),

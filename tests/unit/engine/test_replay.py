@@ -812,8 +812,7 @@ def test_no_engine_is_spent_on_trials_for_a_suspended_key() -> None:
         await asyncio.wait({left})
         harness.bury(RAISED)
         await harness.until_held(2)
-        harness.start(ScriptedLLM(poison="bad worse worst"), is_open=False)
-        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert not await harness.try_suspects(ScriptedLLM(poison="bad worse worst"))
         assert harness.bury(RAISED).explained == 2
         harness.start(is_open=False)
         await harness.until_held(0)

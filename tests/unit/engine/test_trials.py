@@ -64,11 +64,9 @@ def test_trials_end_two_engines_at_most() -> None:
         names = ["k1", "k2", "k3", "k4"]
         requests, _ = await killed(harness, named(*names), ["good", *names])
         for _ in range(2):
-            harness.start(ScriptedLLM(poison="k1 k2 k3 k4"), is_open=False)
-            assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+            assert not await harness.try_suspects(ScriptedLLM(poison="k1 k2 k3 k4"))
             harness.bury(RAISED)
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         assert not harness.llm.received
         harness.requests.open()
         await requests[0]
@@ -92,12 +90,10 @@ def test_a_key_with_many_killers_takes_no_request_of_another_with_it() -> None:
         await harness.until_held(12)
         explained = 0
         for _ in range(2):
-            harness.start(ScriptedLLM(poison=" ".join(killers)), is_open=False)
-            assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+            assert not await harness.try_suspects(ScriptedLLM(poison=" ".join(killers)))
             explained += harness.bury(RAISED).explained
         assert explained == 3
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         harness.requests.open()
         await asyncio.gather(*good)
         outcomes = await asyncio.gather(*bad, return_exceptions=True)
@@ -147,8 +143,7 @@ def test_a_request_that_hangs_leaves_the_others_their_time() -> None:
         harness.llm.release()
         assert not await trials
         harness.bury(RAISED)
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         harness.requests.open()
         await asyncio.gather(*good)
         with answered(QuarantinedError):
@@ -167,8 +162,7 @@ def test_a_trial_that_decides_nothing_comes_after_the_others() -> None:
             assert not await harness.requests.try_suspects(TRIAL_SECONDS)
             harness.bury(Death(cause, "EngineCore was killed by SIGKILL"))
         assert llm.received == ["good", "good#2", "silent"]
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         harness.requests.open()
         await asyncio.gather(*good)
         with answered(SuspectedError):
@@ -201,8 +195,7 @@ def test_nobody_is_convicted_for_the_step_of_the_one_that_was_tried_before() -> 
 
     async def scene(harness: ReplayHarness) -> None:
         requests, _ = await killed(harness, RAISED, ["bad", "good"])
-        harness.start(ScriptedLLM(poison="good"), is_open=False)
-        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert not await harness.try_suspects(ScriptedLLM(poison="good"))
         assert harness.bury(named("bad")) == BlameVerdict(has_suspects=True)
         llm = harness.start(ScriptedLLM(answers=2), is_open=False)
         assert await harness.requests.try_suspects(TRIAL_SECONDS)
@@ -230,8 +223,7 @@ def test_the_next_trial_waits_for_the_last_step_of_the_one_before() -> None:
         with answered(QuarantinedError):
             await bad
         harness.requests.forget_engine()
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         harness.requests.open()
         await good
 
@@ -243,8 +235,7 @@ def test_requests_of_one_key_that_end_engines_only_together_are_refused() -> Non
 
     async def scene(harness: ReplayHarness) -> None:
         calls, _ = await killed(harness, RAISED, ["p", "q"], key="bad")
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         harness.llm.hold()
         harness.requests.open()
         await harness.llm.until_received(4)
@@ -267,8 +258,7 @@ def test_a_fresh_request_does_not_save_those_that_end_engines_only_together() ->
 
     async def scene(harness: ReplayHarness) -> None:
         calls, _ = await killed(harness, RAISED, ["p", "q"])
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         fresh = harness.call("fresh")
         harness.llm.hold()
         harness.requests.open()
@@ -284,8 +274,7 @@ def test_a_fresh_request_does_not_save_those_that_end_engines_only_together() ->
         for call in calls:
             with answered(SuspectedError):
                 await call
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         assert harness.llm.received == ["fresh"]
         harness.requests.open()
         await fresh
@@ -299,15 +288,13 @@ def test_streams_that_have_got_further_are_tried_alone_once_more() -> None:
     async def scene(harness: ReplayHarness) -> None:
         names = ["a", "b"]
         calls, _ = await killed(harness, named(*names), names)
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         harness.llm.hold()
         harness.requests.open()
         await harness.llm.until_received(4)
         harness.bury(named(*names, reached_tokens=50))
         await harness.until_held(2)
-        harness.start(ScriptedLLM(poison="b"), is_open=False)
-        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert not await harness.try_suspects(ScriptedLLM(poison="b"))
         assert harness.llm.received == names
         harness.bury(RAISED)
         with answered(QuarantinedError):
@@ -330,8 +317,7 @@ def test_two_that_die_without_a_word_cost_their_key_one_death() -> None:
         await harness.until_held(3)
         verdicts = []
         for _ in range(2):
-            harness.start(ScriptedLLM(poison="s1 s2"), is_open=False)
-            assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+            assert not await harness.try_suspects(ScriptedLLM(poison="s1 s2"))
             verdicts.append(harness.bury(KILLED))
         undecided, decided = verdicts
         assert undecided == BlameVerdict(has_suspects=True)
@@ -347,8 +333,7 @@ def test_a_workspace_that_is_refused_in_a_trial_is_reserved_first() -> None:
 
     async def scene(harness: ReplayHarness) -> None:
         requests, _ = await killed(harness, RAISED, ["large", "small"])
-        harness.start(ScriptedLLM(poison="large"), is_open=False)
-        assert not await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert not await harness.try_suspects(ScriptedLLM(poison="large"))
         harness.bury(refused)
         llm = harness.start(is_open=False)
         assert await harness.requests.try_suspects(TRIAL_SECONDS)
@@ -365,8 +350,7 @@ def test_a_suspect_of_a_suspended_key_is_refused_untried() -> None:
     async def scene(harness: ReplayHarness) -> None:
         (bad,), _ = await killed(harness, named("other", "bad"), ["bad"], key="bad")
         harness.suspicions.charge("bad", 3)
-        harness.start(is_open=False)
-        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert await harness.try_suspects()
         assert not harness.llm.received
         with answered(SuspectedError):
             await bad
@@ -427,8 +411,7 @@ def test_requests_that_end_engines_only_together_are_charged_to_their_key() -> N
             harness.llm.hold()
             assert harness.bury(RAISED) == BlameVerdict(2, is_charged=True, has_suspects=True)
             assert not await trials
-            harness.start(is_open=False)
-            assert await harness.requests.try_suspects(TRIAL_SECONDS)
+            assert await harness.try_suspects()
             harness.requests.open()
             await asyncio.gather(good, *bad, return_exceptions=True)
             assert not good.exception()

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from vllm.exceptions import VLLMValidationError
@@ -50,9 +50,6 @@ MAX_RESULTS = 1024
 MAX_REMEMBERED_BYTES = 16 << 10
 """A result is remembered if the fields that it changes are no larger than this."""
 
-_Tried = tuple[str, bytes]
-"""The key that sent a grammar, and its digest: no key waits in the queue of another."""
-
 logger = logging.getLogger("holdfast.engine")
 
 
@@ -68,6 +65,13 @@ class TrialResult:
     """The fields that vLLM's checks change: a choice becomes a grammar."""
     until_seconds: float | None = None
     """When it is forgotten, by the event loop's clock; None for never."""
+
+
+class _Tried(NamedTuple):
+    """A grammar of one key: no key waits in the queue of another."""
+
+    key: str
+    digest: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +133,7 @@ class GrammarChecker:
         digest = _digest(grammar)
         if (known := self._remembered(digest)) is not None:
             return known
-        tried = (current_request().key, digest)
+        tried = _Tried(current_request().key, digest)
         trial = self._trials.get(tried)
         if trial is None:
             task = asyncio.create_task(self._try(tried, grammar))
@@ -144,53 +148,48 @@ class GrammarChecker:
 
     async def _try(self, tried: _Tried, grammar: bytes) -> TrialResult:
         # A trial goes on after its client has left: it ends in time by itself.
-        _, digest = tried
         try:
-            result = await self._try_quickly(tried, grammar)
-            if result is None:
-                result = await self._try_slowly(tried, grammar)
+            quickly = await self._try_quickly(tried, grammar)
+            result = quickly or await self._try_slowly(tried, grammar)
         except NotReadyError:
-            if (known := self._remembered(digest)) is None:
+            if (known := self._remembered(tried.digest)) is None:
                 raise
             return known
         # Another key may have had it tried meanwhile, and what an engine gave up stays refused.
-        if (known := self._remembered(digest)) is not None:
+        if (known := self._remembered(tried.digest)) is not None:
             return known
-        self._remember(digest, result)
+        self._remember(tried.digest, result)
         return result
 
     async def _try_quickly(self, tried: _Tried, grammar: bytes) -> TrialResult | None:
         """Return the result of a short trial; None if it takes longer."""
         limit_seconds = min(QUICK_SECONDS, self.timeout_seconds)
-        key, digest = tried
-        await self._take(self._quick, key)
+        await self._take(self._quick, tried.key)
         try:
-            if (known := self._remembered(digest)) is not None:
+            if (known := self._known_by_now(tried)) is not None:
                 return known
-            self._require_waiting_client(tried)
             answer = await self._pool.compile(grammar, limit_seconds)
         finally:
-            self._quick.give(key)
+            self._quick.give(tried.key)
         if answer.signal == signal.SIGALRM and limit_seconds < self.timeout_seconds:
             return None
         return self._result_of(answer)
 
     async def _try_slowly(self, tried: _Tried, grammar: bytes) -> TrialResult:
         """Return the result of a trial with the whole timeout; each key has one at a time."""
-        key, digest = tried
-        await self._take(self._slow, key)
+        await self._take(self._slow, tried.key)
         seconds, pid = 0.0, 0
         try:
-            if (known := self._remembered(digest)) is not None:
+            if (known := self._known_by_now(tried)) is not None:
                 return known
-            self._require_waiting_client(tried)
             answer = await self._pool.compile(grammar, self.timeout_seconds, is_slow=True)
             pid = answer.pid
             result = self._result_of(answer)
             seconds = 0.0 if result.refusal else answer.seconds
             return result
         finally:
-            giving = asyncio.create_task(self._give_slowly(key, seconds, pid), name="slow grammar")
+            give = self._give_slowly(tried.key, seconds, pid)
+            giving = asyncio.create_task(give, name="slow grammar")
             self._giving.add(giving)
             giving.add_done_callback(self._giving.discard)
 
@@ -252,10 +251,16 @@ class GrammarChecker:
         seconds = int(self.timeout_seconds)
         return NotReadyError(f"{cause} Try again later.", retry_after_seconds=seconds)
 
-    def _require_waiting_client(self, tried: _Tried) -> None:
-        trial = self._trials.get(tried)
-        if trial is None or not trial.waiting:
+    def _known_by_now(self, tried: _Tried) -> TrialResult | None:
+        """Return what a trial for another key has found; None if the grammar has to be tried.
+
+        Raises:
+            NotReadyError: no client waits for it any more.
+        """
+        known, trial = self._remembered(tried.digest), self._trials.get(tried)
+        if known is None and (trial is None or not trial.waiting):
             raise NotReadyError("The client has left.")
+        return known
 
     def _ended(self, tried: _Tried, task: asyncio.Task[TrialResult]) -> None:
         self._trials.pop(tried, None)
@@ -284,9 +289,7 @@ def _accepted(reply: Mapping[str, Any]) -> TrialResult:
     """Read a worker's reply field by field: a client's grammar may have corrupted its memory."""
     names = {one.name for one in fields(StructuredOutputsParams) if one.init}
     changed = {name: value for name, value in reply["changed"].items() if name in names}
-    return TrialResult(
-        backend=str(reply["backend"]), was_auto=bool(reply["was_auto"]), changed=changed
-    )
+    return TrialResult("", str(reply["backend"]), bool(reply["was_auto"]), changed)
 
 
 def _text(constraint: StructuredOutputsParams) -> bytes:
