@@ -500,7 +500,8 @@ CONTINUABLE: dict[str, Any] = {
         ({"structured_outputs": StructuredOutputsParams(regex="a")}, True),
         ({"n": 2}, False),
         ({"output_kind": RequestOutputKind.FINAL_ONLY}, False),
-        ({"thinking_token_budget": 9}, False),
+        ({"thinking_token_budget": 9}, True),
+        ({"trace_decode_token_ids": [9]}, False),
     ],
 )
 def test_what_can_go_on(options: dict[str, Any], *, is_continuable: bool) -> None:

@@ -27,6 +27,9 @@ from holdfast.processes.stacks import stacks_of
 from load_generator import Answer, Load, ask, client_of, loaded, questions, undisturbed
 from seam_streams import (
     BLOCK_TOKENS,
+    BUDGET_FLAGS,
+    BUDGETS,
+    END_OF_BUDGET,
     FEATURES,
     LONGER_THAN_A_BLOCK,
     PATTERN,
@@ -35,7 +38,7 @@ from seam_streams import (
     recycle,
 )
 from servers import Greedy, Server, descendants, forkable, running, wait_until
-from stream_features import PARSER_FLAGS, shows
+from stream_features import END_OF_THOUGHT, PARSER_FLAGS, shows
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -47,6 +50,7 @@ RECYCLE_REQUESTS = 3000
 FLAGS = (
     *faults.FLAGS,
     *PARSER_FLAGS,
+    *BUDGET_FLAGS,
     "--enable-prompt-tokens-details",
     "--max-model-len=6144",
     f"--stall-timeout={STALL_SECONDS}",
@@ -367,6 +371,16 @@ def test_a_stream_has_its_feature_over_the_seam(seam: Seam, name: str) -> None:
     """A thought, a tool call or log-probs, and nothing else."""
     heard = seam.cut[name].heard
     assert shows(name, heard.texts, heard.log_probs)
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_thought_ends_with_its_budget(seam: Seam, name: str) -> None:
+    """Once, before or after the seam."""
+    answer, thought, _ = seam.cut[name].heard.texts
+    assert f"{thought}{END_OF_THOUGHT}".endswith(END_OF_BUDGET)
+    assert len(thought) < BUDGETS[name] + len(END_OF_BUDGET)
+    assert answer
+    assert END_OF_BUDGET not in answer
 
 
 def test_what_was_cached_is_counted_over_the_seam(seam: Seam) -> None:

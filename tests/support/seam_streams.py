@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 from cut_streams import Asked, carried_over
 from servers import Server
-from stream_features import CHAT_FEATURES, feature_body
+from stream_features import CHAT_FEATURES, END_OF_THOUGHT, START_OF_ANSWER, feature_body
 
 PATTERN = r"([ab]{3}-){50}c"
 COUNTED: dict[str, Any] = {"temperature": 0, "stream_options": {"include_usage": True}}
@@ -18,6 +19,13 @@ BLOCK_TOKENS = 128
 """Of the KV cache of vLLM on the CPU."""
 FEATURES = (*CHAT_FEATURES, "log-probs")
 """What a chat below has, under its name."""
+END_OF_BUDGET = f"enough{END_OF_THOUGHT}"
+"""What the engine writes when a thought has used up its budget."""
+_MARKERS = {"reasoning_start_str": START_OF_ANSWER, "reasoning_end_str": END_OF_BUDGET}
+BUDGET_FLAGS = (f"--reasoning-config={json.dumps(_MARKERS)}",)
+"""What a server needs for budgets, beside `PARSER_FLAGS`."""
+BUDGETS = {"budget that is used up": 5, "budget that is left": 120}
+"""Of tokens, in chats that are cut after the end of the thought, and in it."""
 VARIED: dict[str, Any] = {"frequency_penalty": 0.6, "presence_penalty": 0.4}
 STREAMS = {
     "text": Asked(
@@ -64,6 +72,23 @@ STREAMS = {
             },
         )
         for name in FEATURES
+    },
+    **{
+        name: Asked(
+            "chat",
+            {
+                "max_tokens": 200,
+                "extra_body": {
+                    "thinking_token_budget": tokens,
+                    "chat_template_kwargs": {"thinking": True},
+                    **LONG,
+                    **TOKENS,
+                },
+                **WORDS,
+                **COUNTED,
+            },
+        )
+        for name, tokens in BUDGETS.items()
     },
 }
 """A greedy stream by each route and with each feature, long enough to be cut in the middle."""

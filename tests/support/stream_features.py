@@ -15,6 +15,8 @@ STOP = "stop here"
 LETTERS = 60
 END_OF_THOUGHT = "|"
 """As `bar_thoughts.py` has it, which a server imports without this module."""
+START_OF_ANSWER = "<|im_start|>"
+"""Begins it in every prompt; as above."""
 PARSER_NAME = "bar"
 PARSER_FILE = Path(__file__).with_name("bar_thoughts.py")
 TOOL = "hold"

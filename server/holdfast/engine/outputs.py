@@ -22,6 +22,7 @@ from holdfast.engine.checked_llm import UnsentError
 from holdfast.engine.continuation import ContinuedPrompt
 from holdfast.engine.request import Method, SentAnswer
 from holdfast.errors import HoldfastError
+from holdfast.patches import fits
 
 # These do not count for the keys of others either. With a bug that one of them triggers, a client
 # could have a prompt that it guesses refused to others: two deaths buy one prompt, and three
@@ -32,8 +33,9 @@ _INCIDENTAL = frozenset({"arrival_time", "cache_salt"})
 _INCIDENTAL_PARAMETERS = frozenset(
     {"seed", "max_tokens", "output_kind", "skip_clone", "stream_interval"}
 )
-_NOT_REBUILT = ("thinking_token_budget", "trace_decode_token_ids", "prompt_logprob_token_ids")
+_NOT_REBUILT = ("trace_decode_token_ids", "prompt_logprob_token_ids")
 """Parameters whose state does not follow from the tokens of the answer (0.32)."""
+_THINKING_BUDGETS = "patches.thinking_budgets.count_sent_thoughts"
 _POINTER_BYTES = 8
 _CHILD_SEPARATOR = "_"
 _RANDOM_SEPARATOR = "-"
@@ -125,6 +127,7 @@ class VllmOutputs:
             and parameters.n == 1
             and parameters.output_kind is RequestOutputKind.DELTA
             and all(getattr(parameters, name, None) is None for name in _NOT_REBUILT)
+            and (parameters.thinking_token_budget is None or fits(_THINKING_BUDGETS))
             and self._continues_streams()
         )
 

@@ -22,6 +22,7 @@ _SPEECH = "vllm.entrypoints.speech_to_text.base.serving"
 _SCORING = "vllm.entrypoints.generate.generative_scoring.serving"
 _STATE = "vllm.v1.engine.output_processor:RequestState"
 _GRAMMARS = "vllm.v1.structured_output:StructuredOutputManager"
+_BUDGETS = "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder"
 _WORKER = "vllm.v1.worker.gpu_worker:Worker"
 _ISSUE = "https://github.com/vllm-project/vllm/issues/"
 
@@ -298,6 +299,22 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.v1.worker.gpu_model_runner:CachedRequestState",
         ),
         "the workers of the V1 runner would not know that part",
+    ),
+    Patch(
+        "patches.thinking_budgets.count_sent_thoughts",
+        "worker",
+        (
+            "vllm.config.vllm:VllmConfig.use_v2_model_runner",
+            f"{_BUDGETS}._find_last_sequence_index",
+            f"{_BUDGETS}._state",
+            f"{_BUDGETS}._update_think_state",
+            f"{_BUDGETS}.has_tracked_requests",
+            f"{_BUDGETS}.sync_batch",
+            f"{_BUDGETS}.think_end_token_ids",
+            f"{_BUDGETS}.think_start_token_ids",
+        ),
+        "the V1 runner would force the end of a thought a second time in an answer that goes on",
+        is_guarantee=False,
     ),
     Patch(
         "patches.stat_logger.LastingStatLogger",

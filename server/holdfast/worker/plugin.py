@@ -28,6 +28,7 @@ from holdfast.patches.engine import (
 )
 from holdfast.patches.grammars import bound_grammars
 from holdfast.patches.media_cache import keep_media_in_front_end
+from holdfast.patches.thinking_budgets import count_sent_thoughts
 from holdfast.worker import lifetime, rpc
 from holdfast.worker.crash_records import record_causes, record_termination
 from holdfast.worker.ipc_names import name_ipc_after, shared_path
@@ -109,6 +110,7 @@ def _with_hooks(init_device: Callable[[Any], None], spec: WorkspaceSpec) -> Call
             init_device(wrapper)
         withhold_unused_seeds(wrapper.worker.model_runner)
         keep_sent_tokens(wrapper.vllm_config)
+        count_sent_thoughts(wrapper.vllm_config)
 
     return hooked
 
