@@ -42,12 +42,16 @@ _NVIDIA = "proc/driver/nvidia/version"
 _AMD = "sys/module/amdgpu/version"
 
 
+_Seen = list[tuple[Path, int, int]]
+"""Paths, sizes and times of files."""
+
+
 class ModelFiles:
     """The files of the model of a VllmConfig, as far as that shows without reading them."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
-        self._seen: list[tuple[Path, int, int]] | None = None
+        self._seen: _Seen | None = None
 
     def have_changed(self) -> bool:
         """Return whether paths, sizes or times differ from the last look; waits for the disk.
@@ -57,15 +61,34 @@ class ModelFiles:
         model = self._config.model_config
         try:
             place = directory_of(model.model, model.revision, self._config.load_config.download_dir)
-            files = () if place is None else tuple(islice(_regular_files(place), _MAX_FILES))
+            before, self._seen = self._seen, _seen(place)
         except OSError:
             return False
-        before = self._seen
-        self._seen = [(path, status.st_size, status.st_mtime_ns) for path, status in files]
         has_changed = before not in (None, self._seen)
         if has_changed:
             logger.warning("the model's files have changed: no stream of the last engine goes on")
         return has_changed
+
+
+class AdapterFiles:
+    """The files of LoRA adapters, as far as that shows without reading them."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+
+    def have_changed(self, lora_id: int, place: Path) -> bool:
+        """Return whether an adapter's files differ from the last look; see `ModelFiles`."""
+        try:
+            before, now = self._seen.get(lora_id), _seen(place if place.exists() else None)
+        except OSError:
+            return False
+        self._seen[lora_id] = now
+        return before not in (None, now)
+
+
+def _seen(place: Path | None) -> _Seen:
+    files = () if place is None else islice(_regular_files(place), _MAX_FILES)
+    return [(path, status.st_size, status.st_mtime_ns) for path, status in files]
 
 
 def identified(configuration: Configuration, config: Any) -> Configuration:

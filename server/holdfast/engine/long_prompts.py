@@ -138,11 +138,14 @@ class LongPrompts:
     def suspect_tokens(self) -> int:
         """Return the length of the longest prompt that may have taken the memory; 0 if none may.
 
-        The engine is processing it, or it was given up in the last seconds. It may be the probe's.
+        The engine is processing it, or it was given up in the last seconds. It may be the probe's,
+        but not a stream that goes on: an engine has served its size, and it is read again after
+        each death, so that it would always be there.
         """
         at_seconds, tokens = self._longest_given_up
         is_recent = self._clock() - at_seconds <= RECENT_SECONDS
-        return max(chain(map(self._tokens, self._running()), [tokens * is_recent]))
+        fresh = (one for one in self._running() if not one.has_yielded)
+        return max(chain(map(self._tokens, fresh), [tokens * is_recent]))
 
     def probe_tokens(self) -> int:
         """Return the length of the longest prompt of the probe that the engine is processing."""
@@ -157,7 +160,8 @@ class LongPrompts:
         if not request.is_in_engine:
             wake(request)
             return
-        self._longest_given_up = (self._clock(), self._tokens(request))
+        if not request.has_yielded:
+            self._longest_given_up = (self._clock(), self._tokens(request))
         request.is_abort_expected = True
         await self._abort(request)
 

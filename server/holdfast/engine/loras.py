@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
 
-from holdfast.engine.proxy import EngineProxy
+from holdfast.engine.proxy import EngineProxy, uses
 from holdfast.engine.rpc import call_workers, rpc_deadline
 from holdfast.errors import (
     ConflictError,
@@ -87,7 +86,7 @@ class Loras:
         try:
             async with rpc_deadline("unload the adapter", UNUSED_DEADLINE_SECONDS):
                 # A step that needs a missing adapter loads it, or ends the engine.
-                while self._proxy.requests.has(lambda arguments: _uses(arguments, lora_id)):  # noqa: ASYNC110 - no event announces it
+                while any(uses(one, lora_id) for one in self._proxy.requests.arguments()):  # noqa: ASYNC110 - no event announces it
                     await asyncio.sleep(POLL_SECONDS)
                 await call_workers(self._proxy, "remove_lora", lora_id=lora_id)
         except HoldfastError as error:
@@ -107,30 +106,42 @@ class Loras:
         return next(lora for lora in self.listed() if lora.name == name)
 
     async def restore(self, *, is_stale: bool = False) -> None:
-        """Give the running engine every adapter; unlist and log those that it rejects.
+        """Give the running engine every adapter that is listed, or that a request still needs.
 
-        `is_stale` says that it has adapters whose weights are lost.
+        Those that it rejects are unlisted, and requests with them refused. `is_stale` says that it
+        has adapters whose weights are lost.
         """
-        for lora in self.listed():
-            request = self._models.lora_requests[lora.name] if self._models else None
+        for request in self._needed():
             try:
-                async with rpc_deadline(f"load LoRA {lora.name}"):
+                async with rpc_deadline(f"load LoRA {request.lora_name}"):
                     await self._proxy.add_lora(request, is_stale=is_stale)
             except (EngineLostError, EngineSilentError) as error:
-                logger.warning("LoRA %s could not be loaded again: %s", lora.name, error)
+                logger.warning("LoRA %s could not be loaded again: %s", request.lora_name, error)
                 return  # the next generation gets them all
             except HoldfastError as error:
-                self._stop_serving(lora, error)
+                self._stop_serving(request, error)
                 continue
-            if lora.is_pinned:
-                await self._pin_again(lora)
+            if request.lora_name in self._pinned:
+                await self._pin_again(request)
 
-    async def _pin_again(self, lora: Lora) -> None:
+    def _needed(self) -> list[Any]:
+        """Return vLLM's records of adapters, those that are listed first, in order of loading.
+
+        A step that needs any other one loads it, and ends the engine if its files are gone.
+        """
+        listed = self._models.lora_requests.values() if self._models else ()
+        used = (arguments.get("lora_request") for arguments in self._proxy.requests.arguments())
+        found: dict[int, Any] = {}
+        for request in (*listed, *filter(None, used)):
+            found.setdefault(request.lora_int_id, request)
+        return list(found.values())
+
+    async def _pin_again(self, request: Any) -> None:
         try:
-            await self._pin(self._id_of(lora.name))
+            await self._pin(request.lora_int_id)
         except HoldfastError as error:
-            self._pinned.discard(lora.name)
-            logger.error("LoRA %s is no longer pinned: %s", lora.name, error)  # noqa: TRY400 - the error is an answer
+            self._pinned.discard(request.lora_name)
+            logger.error("LoRA %s is no longer pinned: %s", request.lora_name, error)  # noqa: TRY400 - the error is an answer
 
     async def _pin(self, lora_id: int) -> None:
         try:
@@ -141,16 +152,16 @@ class Loras:
                 raise
             raise ConflictError(error.cause, remedy="raise --max-loras.") from error
 
-    def _stop_serving(self, lora: Lora, error: HoldfastError) -> None:
-        logger.error("LoRA %s is no longer served: %s", lora.name, error)
-        lora_id = self._id_of(lora.name)
-        if self._models is not None:
-            del self._models.lora_requests[lora.name]
-        self._pinned.discard(lora.name)
+    def _stop_serving(self, lora: Any, error: HoldfastError) -> None:
+        name, lora_id = lora.lora_name, lora.lora_int_id
+        logger.error("LoRA %s is no longer served: %s", name, error)
+        if self._models is not None and self._models.lora_requests.get(name) is lora:
+            del self._models.lora_requests[name]
+            self._pinned.discard(name)
         # Trying them would end one engine after another: a step that cannot load its adapter
         # raises.
-        lost = RequestLostError(f"The LoRA adapter {lora.name} could not be loaded again.")
-        self._proxy.requests.refuse(lambda request: _uses(request.arguments, lora_id), lost)
+        lost = RequestLostError(f"The LoRA adapter {name} could not be loaded again.")
+        self._proxy.requests.refuse(lambda request: uses(request.arguments, lora_id), lost)
 
     def _require_enabled(self) -> Any:
         if not self._is_enabled:
@@ -162,10 +173,6 @@ class Loras:
         if request is None:
             raise NotFoundError(f"There is no LoRA adapter {name!r}.")
         return int(request.lora_int_id)
-
-
-def _uses(arguments: Mapping[str, Any], lora_id: int) -> bool:
-    return getattr(arguments.get("lora_request"), "lora_int_id", None) == lora_id
 
 
 def _refusal(answer: ErrorResponse) -> HoldfastError:

@@ -7,22 +7,25 @@ engine. The OpenAI layer can read the configuration even while no engine runs.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, nullcontext, suppress
+from pathlib import Path
 from typing import Any, cast
 
 from vllm.engine.protocol import EngineClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from holdfast.engine.grammars.checker import GrammarChecker
+from holdfast.engine.identity import AdapterFiles
 from holdfast.engine.outputs import VllmOutputs
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.request import Method
 from holdfast.engine.rpc import call_workers
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.vllm_errors import session_call
-from holdfast.errors import EngineRefusedError
+from holdfast.errors import EngineRefusedError, RequestLostError
 from holdfast.request_context import Session, current_request
 
 _IMPLEMENTED = {
@@ -91,6 +94,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         self._continues_streams = continues_streams
         self._has_new_weights = False
         """Whether those of the engine may have been changed in its memory."""
+        self._adapters = AdapterFiles()
         self._current: Any | None = None
         self._kept: dict[str, Any] = {}
         self._first_model: Any = None
@@ -187,12 +191,15 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
                     yield output
 
     async def abort(self, request_id: str | Iterable[str], *args: Any, **kwargs: Any) -> None:
-        """Abort as vLLM does; without an engine, there is nothing to abort.
+        """Abort as vLLM does; what waits for an engine ends with an error.
 
-        A trial goes on: its request may be to blame, and its client cannot end it by leaving.
+        Suspects are tried all the same: they may be to blame, and no client can end a trial by
+        leaving.
         """
         given = [request_id] if isinstance(request_id, str) else list(request_id)
         names = [name for name in given if not self.requests.is_on_trial(name)]
+        error = RequestLostError("The request was aborted while it waited for the engine.")
+        self.requests.refuse(lambda one: one.request_id in names and not one.deaths, error)
         self.requests.aborts.expect(frozenset(names))
         if self._current is not None:
             await self._current.abort(names, *args, **kwargs)
@@ -200,17 +207,23 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     async def add_lora(self, lora_request: Any, *, is_stale: bool = False) -> bool:
         """Add an adapter to every worker or to none, so that the workers stay alike.
 
+        If its files are not those of the last time, no stream with it goes on in another engine.
+
         Raises:
             EngineRefusedError: a worker rejected it, so none has it.
         """
         fields = {name: getattr(lora_request, name) for name in lora_request.__struct_fields__}
         if is_stale:
             fields["load_inplace"] = True
+        lora_id = lora_request.lora_int_id
+        path = Path(lora_request.lora_path)
+        if await asyncio.to_thread(self._adapters.have_changed, lora_id, path):
+            error = RequestLostError("The LoRA adapter has changed since this answer began.")
+            self.requests.refuse(lambda it: it.has_yielded and uses(it.arguments, lora_id), error)
         try:
             await call_workers(self.current, "add_lora", **fields)
         except EngineRefusedError:
             with suppress(EngineRefusedError):
-                lora_id = lora_request.lora_int_id
                 await call_workers(self.current, "remove_lora", lora_id=lora_id)
             raise
         return True
@@ -284,6 +297,11 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Do nothing: the launcher that started an engine also stops it."""
+
+
+def uses(arguments: Mapping[str, Any], lora_id: int) -> bool:
+    """Whether a request with these arguments needs this adapter."""
+    return getattr(arguments.get("lora_request"), "lora_int_id", None) == lora_id
 
 
 def _positional(method: Method) -> tuple[str, ...]:

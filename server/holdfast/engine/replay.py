@@ -38,11 +38,7 @@ from holdfast.engine.request import (
 from holdfast.engine.request_progress import RequestProgress, Traffic
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.trial_runner import TrialRunner
-from holdfast.errors import (
-    HoldfastError,
-    RequestLostError,
-    suspended_error,
-)
+from holdfast.errors import HoldfastError, RequestLostError, suspended_error
 from holdfast.labels import LossReason
 from holdfast.records import Death
 
@@ -164,14 +160,16 @@ class ReplayManager:
         self._end = (error, reason)
         self._wake()
 
-    def has(self, matches: Callable[[Mapping[str, Any]], bool]) -> bool:
-        """Whether any request has arguments that `matches` accepts."""
-        return any(matches(request.arguments) for request in self._requests)
+    def arguments(self) -> list[Mapping[str, Any]]:
+        """Return the arguments of every request."""
+        return [request.arguments for request in self._requests]
 
     def refuse(self, matches: Callable[[EngineRequest], bool], error: HoldfastError) -> None:
-        """Raise `error` in each waiting request that `matches` accepts; it goes to no engine."""
+        """Raise `error` in each request that `matches` accepts, unless the engine in use has it."""
         for request in self._requests:
-            if matches(request) and not request.is_in_engine:
+            # A client that reads slowly has not noticed yet that the last engine has died.
+            is_alive = self._llm is not None and request.generation == self._generation
+            if matches(request) and not (request.is_in_engine and is_alive):
                 request.refusal = error
         self._wake()
 
@@ -270,6 +268,7 @@ class ReplayManager:
             self.replayed += 1
             request.context.replays += 1
         request.generation = self._generation
+        request.is_abort_expected = False  # this engine has not been asked to
         request.context.given_to(self._generation)
         return arguments
 

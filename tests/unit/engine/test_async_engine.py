@@ -168,6 +168,27 @@ def test_a_request_on_trial_is_not_aborted(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked == [["other"]]
 
 
+def test_a_request_that_waits_for_an_engine_can_be_aborted() -> None:
+    """Its client gets an error, and no engine the request."""
+    proxy = EngineProxy()
+
+    async def use(name: str) -> None:
+        async for _ in proxy.requests.run("generate", {"prompt": name, "request_id": name}):
+            pass
+
+    async def live() -> None:
+        aborted, other = (asyncio.create_task(use(name)) for name in ("aborted", "other"))
+        while proxy.requests.held < 2:  # noqa: ASYNC110 - the loop is all there is
+            await asyncio.sleep(0)
+        await proxy.abort("aborted")
+        with pytest.raises(Exception, match="was aborted while it waited"):
+            await aborted
+        assert proxy.requests.held == 1
+        other.cancel()
+
+    run(live())
+
+
 def test_weights_of_level_two_are_read_again() -> None:
     """vLLM leaves them empty, and would answer nonsense."""
     llm = ScriptedLLM()
@@ -380,6 +401,62 @@ def test_a_request_whose_adapter_is_lost_is_told() -> None:
         await shelf.loras.restore()
         with pytest.raises(Exception, match="LoRA adapter a could not be loaded again"):
             await using
+
+    run(live())
+
+
+def test_an_adapter_that_is_unlisted_but_in_use_is_loaded_first() -> None:
+    """Or the step that needs it would load it, and end the engine if its files are gone."""
+    shelf = Shelf()
+    shelf.load("a")
+    unlisted = shelf.models.lora_requests.pop("a")
+
+    async def use() -> None:
+        arguments = {"prompt": "hello", "lora_request": unlisted}
+        async for _ in shelf.proxy.requests.run("generate", arguments):
+            pass
+
+    async def live() -> None:
+        using = asyncio.create_task(use())
+        await asyncio.sleep(0)
+        shelf.llm.asked.clear()
+        await shelf.loras.restore()
+        assert [what for what, _ in shelf.llm.asked] == ["add_lora"]
+        shelf.llm.errors["add_lora"] = "FileNotFoundError: it is gone"
+        await shelf.loras.restore()
+        with pytest.raises(Exception, match="LoRA adapter a could not be loaded again"):
+            await using
+
+    run(live())
+    assert shelf.loras.listed() == ()
+
+
+@pytest.mark.parametrize("has_changed", [False, True])
+def test_a_stream_does_not_go_on_with_an_adapter_that_has_changed(
+    tmp_path: Path, *, has_changed: bool
+) -> None:
+    """The rest of its answer would be that of other weights."""
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"0" * 8)
+    shelf = Shelf()
+    run(shelf.loras.load("a", str(tmp_path), is_replacing=False))
+    arguments = {"prompt": "hello", "lora_request": shelf.models.lora_requests["a"]}
+
+    async def use() -> None:
+        async for _ in shelf.proxy.requests.run("generate", arguments):
+            pass
+
+    async def live() -> None:
+        using = asyncio.create_task(use())
+        await asyncio.sleep(0)
+        [request] = shelf.proxy.requests._requests
+        request.has_yielded = True
+        if has_changed:
+            weights.write_bytes(b"1" * 9)
+        await shelf.loras.restore()
+        await asyncio.sleep(0)
+        assert (request.refusal is not None) is has_changed
+        using.cancel()
 
     run(live())
 

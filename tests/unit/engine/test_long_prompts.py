@@ -290,6 +290,22 @@ def test_a_prompt_stays_suspect_for_a_while_after_it_was_given_up() -> None:
     run_scene(scene)
 
 
+def test_a_stream_that_goes_on_is_no_suspect_size() -> None:
+    """It is read again after each death, whatever took the memory, and its size was served."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        llm, prompts = start(harness), harness.requests.long_prompts
+        harness.call("a", tokens=LONG)
+        await llm.until_received(1)
+        [request] = harness.requests._requests
+        request.has_yielded = True
+        assert prompts.suspect_tokens() == 0
+        await prompts.give_up_longest()
+        assert prompts.suspect_tokens() == 0
+
+    run_scene(scene)
+
+
 def test_a_prompt_that_was_given_up_is_not_replayed() -> None:
     """Its engine dies before it could say that it has aborted it."""
 

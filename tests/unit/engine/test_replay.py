@@ -321,6 +321,37 @@ def test_a_stream_that_may_not_go_on_is_lost_and_what_has_not_begun_starts_over(
     run_scene(scene)
 
 
+def test_a_slow_reader_is_refused_like_the_others() -> None:
+    """It has not asked for the next token since its engine died."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=3))
+        stream = Stream(harness)
+        await stream.take(2)
+        harness.bury()
+        harness.requests.refuse(lambda request: request.has_yielded, LOST)
+        harness.start(ScriptedLLM(answers=3))
+        with answered(RequestLostError):
+            await stream.take()
+        assert harness.requests.continued == 0
+
+    run_scene(scene)
+
+
+def test_what_the_engine_has_is_not_refused() -> None:
+    """It may end its answer."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=3))
+        stream = Stream(harness)
+        await stream.take(2)
+        harness.requests.refuse(lambda request: request.has_yielded, LOST)
+        await stream.end()
+        assert len(stream.tokens) == 3
+
+    run_scene(scene)
+
+
 class RefusingLLM(ScriptedLLM):
     """Does not take a stream to go on with: it raises an error, or yields one."""
 
@@ -599,6 +630,25 @@ def test_an_abort_that_nobody_asked_for_is_a_death() -> None:
         await told.wait()
         await harness.until_held(1)
         harness.bury()
+        call.cancel()
+
+    run_scene(scene)
+
+
+def test_an_abort_that_the_last_engine_was_asked_for_is_not_one_of_the_next() -> None:
+    """It died instead, or a client would get a part of its answer for all of it."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        told = asyncio.Event()
+        harness.requests.aborts.on_unexpected = told.set
+        harness.start().hold()
+        call = harness.call("a", gives_up=True)
+        await harness.llm.until_received(1)
+        harness.requests.aborts.expect_all()
+        harness.bury()
+        await harness.until_held(1)
+        harness.start()
+        await told.wait()
         call.cancel()
 
     run_scene(scene)
