@@ -81,8 +81,12 @@ class Reading:
 
 
 def marks_of(bound: Bound, given: Marks | None) -> Marks:
-    """Return the marks for a limit: those that were given, or shares of what it allows."""
-    if given is not None:
+    """Return the marks for a limit: those that were given, or shares of what it allows.
+
+    Those that were given for a host are not for a cgroup that is smaller than the first of them:
+    nothing would ever be left above it.
+    """
+    if given is not None and given[0] < bound.total_bytes:
         return given
     first, second, third = (
         min(most, int(share * bound.total_bytes))

@@ -111,6 +111,16 @@ def test_the_default_marks_are_shares_up_to_what_any_host_needs(
     assert marks_of(Bound(total_bytes, 0), None) == pytest.approx(marks, abs=1)
 
 
+@pytest.mark.parametrize(("total_gib", "is_given"), [(100, True), (5, True), (4, False)])
+def test_marks_that_no_reading_can_be_above_are_not_those_of_a_limit(
+    total_gib: int, *, is_given: bool
+) -> None:
+    """Marks for a host would close a small container for ever."""
+    marks = marks_of(Bound(total_gib * GIB, 0), MARKS)
+    assert (marks == MARKS) is is_given
+    assert marks[0] < total_gib * GIB
+
+
 def test_the_limit_that_leaves_the_least_decides() -> None:
     """A container may have room on a host that has none, and the other way round."""
     roomy, short = Bound(4 * GIB, 3 * GIB), Bound(128 * GIB, GIB)
