@@ -55,6 +55,7 @@ class OpenAIDouble(Starlette):
     ) -> None:
         self.defect = defect
         self.api_key = api_key
+        self.admin_key = ""
         self.known = known
         self.is_hanging = asyncio.Event()
         """Set once a request has come that gets no answer."""

@@ -68,9 +68,14 @@ class ScoringDouble(OpenAIDouble):
     """The application; `peculiarity` is empty for a server that is well."""
 
     def __init__(
-        self, peculiarity: Peculiarity = "", api_key: str = "", max_tokens: int = MAX_TOKENS
+        self,
+        peculiarity: Peculiarity = "",
+        api_key: str = "",
+        admin_key: str = "",
+        max_tokens: int = MAX_TOKENS,
     ) -> None:
         super().__init__(api_key=api_key)
+        self.admin_key = admin_key
         self.peculiarity = peculiarity
         self._max_tokens = max_tokens
         self._weights = self._loaded()
@@ -113,9 +118,8 @@ class ScoringDouble(OpenAIDouble):
         return PlainTextResponse(f"# TYPE x counter\n{name} {float(self._hit_tokens)}\n{deaths}\n")
 
     async def _restart(self, request: Request) -> Response:
-        if not self.api_key:
+        if request.headers.get("authorization", "") != f"Bearer {self.admin_key}":
             return JSONResponse({"error": {"message": "no admin key"}}, status_code=403)
-        self._admit(request)
         self._generation += 1
         if self.peculiarity == "a weight scaled by 1.01 after a restart":
             self._weights = scaled(self._weights)

@@ -157,7 +157,7 @@ def results(
 
     async def judged() -> dict[str, CheckResult]:
         async with serving(app) as client:
-            target = Target(str(client.base_url), app.api_key)
+            target = Target(str(client.base_url), app.api_key, app.admin_key)
             made, _ = await _judged(target, checks, profile, options, interruption)
         return made
 

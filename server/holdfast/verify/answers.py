@@ -11,6 +11,8 @@ Value = TypeVar("Value")
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 """Ends a text that was cut, so that `redaction` knows where a secret may have been cut, too."""
 _EXCERPT_CHARACTERS = 300
+LEAST_TOO_GREAT = 2**53
+"""No count is as great. One of hundreds of digits has no float, as which a report shows it."""
 
 
 class MalformedError(Exception):
@@ -36,7 +38,8 @@ def dig(document: Any, *path: str | int, kind: type[Value]) -> Value:
     """The value at `path`.
 
     Raises:
-        MalformedError: there is none, or it is of another kind. A bool is not taken for an int.
+        MalformedError: there is none, or it is of another kind. A bool is not taken for an int, nor
+            is an integer of hundreds of digits.
     """
     found = document
     for index, step in enumerate(path):
@@ -48,6 +51,8 @@ def dig(document: Any, *path: str | int, kind: type[Value]) -> Value:
     if not isinstance(found, kind) or is_bool:
         name = "null" if found is None else type(found).__name__
         raise MalformedError(f"{shown(path)} is {name} and not {kind.__name__}")
+    if isinstance(found, int) and abs(found) >= LEAST_TOO_GREAT:
+        raise MalformedError(f"{shown(path)} is an integer beyond 53 bits")
     return found
 
 

@@ -29,6 +29,8 @@ WIDTH = 8
 NOISE_FACTOR = 3.0
 """By how much a difference may exceed the measured noise: a sample does not show its worst case."""
 
+OWN_TASKS = "own tasks solved"
+"""The score of `--tasks`."""
 _STANDARD_ERRORS = 2
 _MAX_PACKED_BYTES = 16 * 1024 * 1024
 _MAX_BYTES = 128 * 1024 * 1024
@@ -139,7 +141,8 @@ class Baseline:
     __pydantic_config__ = _STRICT
 
     scores: Mapping[str, Score] = field(default_factory=dict)
-    """Each number with `of` that a check measured, by its name."""
+    """Each number with `of` that a check measured, by its `tasks.score_key`; by its name alone in a
+    file that does not tell what was asked."""
     recorded_at: str = ""
     """UTC, ISO 8601."""
     origin: Origin | None = None
@@ -196,19 +199,27 @@ def published_schema() -> dict[str, Any]:
     return TypeAdapter(Baseline).json_schema(mode="serialization") | head
 
 
-def limit_of(share: Number, baseline: Baseline | None) -> Limit | None:
+def limit_of(share: Number, key: str, baseline: Baseline | None) -> Limit | None:
     """What a share must reach: that of the baseline, less two standard errors of the difference.
 
     The standard error is that of two proportions with the same true value, so it is not 0 where
     one of the runs got everything right. None if the baseline does not know the share.
     """
-    recorded = baseline.scores.get(share.name) if baseline else None
+    recorded = _recorded(share, key, baseline) if baseline else None
     if recorded is None or not share.of:
         return None
     right = (recorded.value * recorded.of + share.value * share.of) / 100
     pooled = right / (recorded.of + share.of)
     error = math.sqrt(pooled * (1 - pooled) * (1 / recorded.of + 1 / share.of))
     return at_least(recorded.value - _STANDARD_ERRORS * 100 * error, "baseline")
+
+
+def _recorded(share: Number, key: str, baseline: Baseline) -> Score | None:
+    """The score of the same questions, as far as the file tells which ones were asked."""
+    unnamed = baseline.scores.get(share.name)
+    if unnamed is not None and share.name == OWN_TASKS and unnamed.of != share.of:
+        unnamed = None
+    return baseline.scores.get(key, unnamed)
 
 
 def _check_schema(document: Any) -> None:

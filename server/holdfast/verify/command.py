@@ -20,15 +20,25 @@ from holdfast.settings.flag import Parser, command_parser
 from holdfast.terminal import say
 from holdfast.verify import packages
 from holdfast.verify.baseline import Baseline
+from holdfast.verify.check import FROM_STANDARD
 from holdfast.verify.checks import ALL, oracle
 from holdfast.verify.checks.oracle import recording
 from holdfast.verify.diff import diff
+from holdfast.verify.directories import make_writable
 from holdfast.verify.interruption import noticed, unless
 from holdfast.verify.options import Options
 from holdfast.verify.page import show_on_page
 from holdfast.verify.progress import view_on
-from holdfast.verify.recorder import keep, options_of, require_same_model
-from holdfast.verify.records import PROFILES, CheckStatus, Profile, Report, Tool, Verdict
+from holdfast.verify.recorder import keep, options_of, recorded_model, require_same_model
+from holdfast.verify.records import (
+    PROFILES,
+    CheckStatus,
+    Profile,
+    Report,
+    Tool,
+    Verdict,
+    depth_of,
+)
 from holdfast.verify.redaction import redacted
 from holdfast.verify.report import write
 from holdfast.verify.runner import RunContext, judge, run
@@ -65,12 +75,14 @@ def verify(arguments: Sequence[str]) -> int:
     directory: Path = flags.out
     _make_directory(directory)
     try:
-        report, measured = asyncio.run(_run(url, key, flags.profile, options))
+        report, measured = asyncio.run(_run(url, (key, admin_key), flags.profile, options))
         counts = ", ".join(f"{report.count(s)} {s}" for s in CheckStatus if report.count(s))
         say(f"{report.verdict} in {report.duration_seconds:.1f} s: {counts}", sys.stdout)
-        say(f"report: {write(report, directory)}", sys.stdout)
-        if flags.record:
-            say(keep(measured, report, flags.record), sys.stdout)
+        try:
+            say(f"report: {write(report, directory)}", sys.stdout)
+        finally:  # it took as long to measure as the report, and has a place of its own
+            if flags.record:
+                say(keep(measured, report, flags.record, options), sys.stdout)
         if admin_key:
             say(asyncio.run(show_on_page(url, admin_key, report)), sys.stdout)
     except KeyboardInterrupt:
@@ -113,7 +125,7 @@ def verify_parser() -> Parser:
         type=Path,
         metavar="FILE",
         help="file that contains the admin key of the server, to show the verdict on its status "
-        "page",
+        "page and to restart the engine in --profile full",
     )
     parser.add_argument(
         "--tasks",
@@ -144,9 +156,23 @@ def _options(flags: Namespace) -> Options:
         UsageError: a file cannot be read, or a value is not as it must be.
     """
     soak = plan_of(flags.hours, flags.profile)
+    _require_kill(flags.kill_command, flags.profile)
     tasks = read_tasks(flags.tasks) if flags.tasks else ()
     found = options_of(flags.against, flags.record)
     return replace(found, tasks=tasks, kill_command=flags.kill_command, soak=soak)
+
+
+def _require_kill(command: Sequence[str], profile: Profile) -> None:
+    """Refuse a command that would not be run.
+
+    Raises:
+        UsageError: no check of the profile kills an engine.
+    """
+    if command and profile not in FROM_STANDARD:
+        raise UsageError(
+            f"--kill-command: the profile {profile} kills no engine.",
+            remedy="add --profile standard or full, or leave --kill-command out.",
+        )
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -161,20 +187,18 @@ def _words(command: str) -> tuple[str, ...]:
 
 
 async def _run(
-    url: str, key: str, profile: Profile, options: Options
+    url: str, keys: tuple[str, str], profile: Profile, options: Options
 ) -> tuple[Report, Baseline | None]:
     """The report, and what was measured for a baseline."""
     started_at, started_seconds = datetime.now(UTC), time.monotonic()
     checks = [c for c in ALL if profile in c.profiles and oracle.is_asked_for(c, options)]
     with noticed() as interrupted:
-        async with Target(url, key) as target:
-            server = await unless(interrupted, survey(target))
+        async with Target(url, *keys) as target:
+            server = await unless(interrupted, survey(target, recorded_model(options)))
             if server is None:
                 raise KeyboardInterrupt
             require_same_model(server, options)
-            # A soak begins with the checks of quick, and they ask as much as in quick.
-            depth: Profile = "quick" if profile == "soak" else profile
-            context = RunContext(target, server, depth, interrupted, options)
+            context = RunContext(target, server, depth_of(profile), interrupted, options)
             with view_on(sys.stdout, len(checks)) as view:
                 results = await run(checks, context, view)
             is_interrupted = interrupted.is_set()
@@ -200,8 +224,8 @@ async def _run(
 def _make_directory(path: Path) -> None:
     """Find out before the run that there can be a report."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_writable(path)
     except OSError as error:
         raise UsageError(
-            f"--out: {path} cannot be made: {error}.", remedy="name another directory."
+            f"--out: {path} takes no report: {error}.", remedy="name another directory."
         ) from None

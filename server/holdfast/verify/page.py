@@ -19,7 +19,7 @@ async def show_on_page(url: str, admin_key: str, report: Report) -> str:
         "inconclusive": report.count(CheckStatus.INCONCLUSIVE),
     }
     try:
-        async with Target(url, admin_key) as target:
+        async with Target(url, admin_key=admin_key) as target:
             answer = await target.ask(
                 Request("PUT", VERIFY_RUN_PATH, body), deadline_seconds=DEADLINE_SECONDS
             )

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.verify.baseline import Baseline, Score, read_baseline, write_baseline
+from holdfast.verify.directories import make_writable
 from holdfast.verify.options import Options
-from holdfast.verify.records import Report, Server
+from holdfast.verify.records import Report, Server, depth_of
+from holdfast.verify.tasks import score_key
 
 
 def options_of(against: Path | None, record: Path | None) -> Options:
@@ -28,16 +30,22 @@ def require_same_model(server: Server, options: Options) -> None:
     Raises:
         UsageError: the baseline is one of a model that the server does not serve.
     """
-    origin = options.baseline.origin if options.baseline else None
-    if origin is not None and origin.model not in server.models:
+    model = recorded_model(options)
+    if model is not None and model not in server.models:
         raise UsageError(
-            f"--against: the baseline is one of {origin.model!r}, and the server serves "
+            f"--against: the baseline is one of {model!r}, and the server serves "
             f"{', '.join(map(repr, server.models))}.",
             remedy="record a baseline of this model, or serve it under the recorded name.",
         )
 
 
-def keep(measured: Baseline | None, report: Report, path: Path) -> str:
+def recorded_model(options: Options) -> str | None:
+    """The model that the baseline is one of; None without one."""
+    origin = options.baseline.origin if options.baseline else None
+    return origin.model if origin is not None else None
+
+
+def keep(measured: Baseline | None, report: Report, path: Path, options: Options) -> str:
     """Write the baseline of a run that is over, and return a line about it.
 
     Raises:
@@ -46,9 +54,14 @@ def keep(measured: Baseline | None, report: Report, path: Path) -> str:
     if measured is None or measured.origin is None or report.is_interrupted:
         return f"baseline: not written, and {path} is as before; see oracle.record in the report"
     numbers = [number for check in report.checks for number in check.numbers]
+    depth = depth_of(report.profile)
     whole = replace(
         measured,
-        scores={one.name: Score(one.value, one.of) for one in numbers if one.of},
+        scores={
+            score_key(one.name, depth, options.tasks): Score(one.value, one.of)
+            for one in numbers
+            if one.of
+        },
         recorded_at=report.started_at,
         origin=replace(measured.origin, verdict=report.verdict.value),
     )
@@ -65,7 +78,7 @@ def keep(measured: Baseline | None, report: Report, path: Path) -> str:
 def _prepare(path: Path) -> None:
     """Find out before the run that there can be a file."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_writable(path.parent)
         why = "it is a directory" if path.is_dir() else ""
     except OSError as error:
         why = error.strerror or str(error)

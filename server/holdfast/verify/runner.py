@@ -17,6 +17,7 @@ from holdfast.verify.redaction import redacted
 from holdfast.verify.survey import is_answering
 from holdfast.verify.target import NoAnswerError, Target
 from holdfast.verify.trial import (
+    LIMITED,
     InconclusiveError,
     SkippedError,
     Trial,
@@ -120,11 +121,7 @@ async def _made(check: Check, context: RunContext) -> CheckResult:
         interruption.cancel()
         attempt.cancel()
     if not is_over:
-        error = (
-            InconclusiveError(INTERRUPTED)
-            if context.interrupted.is_set()
-            else TimeoutError(f"it took more than {deadline_seconds:.0f} s")
-        )
+        error = _cut_short(trial, context, deadline_seconds)
     noted = replace(
         _result(check, CheckStatus.PASSED),
         duration_seconds=time.monotonic() - started_seconds,
@@ -135,6 +132,14 @@ async def _made(check: Check, context: RunContext) -> CheckResult:
         requests=trial.requests,
     )
     return _judged(noted, error)
+
+
+def _cut_short(trial: Trial, context: RunContext, deadline_seconds: float) -> Exception:
+    """What ended a check that did not end by itself."""
+    if context.interrupted.is_set():
+        return InconclusiveError(INTERRUPTED)
+    said = f"it took more than {deadline_seconds:.0f} s"
+    return InconclusiveError(f"{said}: {LIMITED}") if trial.is_limited else TimeoutError(said)
 
 
 def _judged(noted: CheckResult, error: BaseException | None) -> CheckResult:

@@ -26,6 +26,7 @@ _MAX_LOG_PROB = 0.01
 _ID_PREFIX = "token_id:"
 _GRAMMAR = "structured_outputs"
 _REMEDY = "serve the model with Holdfast or with vLLM"
+_REFUSED = (400, 422)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ async def token_ids_of(trial: Trial, text: str) -> list[int]:
     Raises:
         SkippedError: the server does not report them.
     """
-    answer = await trial.complete(text, max_tokens=1, return_token_ids=True)
+    answer = await _accepted(trial, text, max_tokens=1, return_token_ids=True)
     return _ids(dig(answer.document, "choices", 0, kind=dict), "prompt_token_ids")
 
 
@@ -141,7 +142,35 @@ async def _completed(
         "cache_salt": salt or secrets.token_hex(8),
         **options,
     }
-    return await trial.complete(list(ids), **asked)
+    return await _accepted(trial, list(ids), **asked)
+
+
+async def _accepted(trial: Trial, prompt: str | list[int], **asked: Any) -> Answer:
+    """The answer to a completion with options of vLLM's own, which another server may refuse.
+
+    Raises:
+        SkippedError: it refuses them, and has not taken as much before in this run.
+    """
+    taken, width = await trial.once(_taken), asked.get("logprobs") or 0
+    has_prompt = "prompt_logprobs" in asked
+    try:
+        answer = await trial.complete(prompt, **asked)
+    except UnexpectedStatusError as error:
+        is_known = taken.get(has_prompt, -1) >= width
+        # A list that is wider than what every check needs is for its own check to judge.
+        if error.status not in _REFUSED or is_known or width > WIDTH:
+            raise
+        raise SkippedError(
+            f"the server refuses options of vLLM: {error}",
+            f"{_REMEDY}, and with --max-logprobs {WIDTH} or more",
+        ) from None
+    taken[has_prompt] = max(taken.get(has_prompt, 0), width)
+    return answer
+
+
+async def _taken(_trial: Trial) -> dict[bool, int]:
+    """The width of the widest lists that were told so far: if a prompt has them, and if not."""
+    return {}
 
 
 @contextmanager

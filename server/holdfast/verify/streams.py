@@ -65,6 +65,8 @@ class StreamedAnswer:
     content_type: str
     chunks: tuple[Chunk, ...]
     seconds: float
+    retry_after: str = ""
+    """The header; empty if there is none."""
 
     @cached_property
     def frames(self) -> Frames:

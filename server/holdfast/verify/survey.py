@@ -12,15 +12,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from holdfast.configuration_record import Configuration
 from holdfast.errors import NotReachableError, UsageError
-from holdfast.verify.answers import MalformedError, dig, dig_or
+from holdfast.verify.answers import LEAST_TOO_GREAT, MalformedError, dig, dig_or
 from holdfast.verify.records import HoldfastFacts, Request, Server
+from holdfast.verify.redaction import redacted
 from holdfast.verify.target import Answer, NoAnswerError, Target
 from holdfast.verify.trial import CHAT, COMPLETIONS, MODELS, TOKENIZE
 from holdfast.verify.vitals import ask_vitals
 
 _OK = 200
 _KEY_REFUSED = (401, 403)
-_LATER = (408, 429)
+_TOO_MANY = 429
+_LATER = (408, _TOO_MANY)
 """Statuses of a route that is there, and has no time now."""
 _SURVEY_SECONDS = 60.0
 _STATUS_FIELDS = {"state", "engine", "probe"}
@@ -31,8 +33,10 @@ _VALUE = re.compile(r"[^-]|-[\d.]")
 """How an argument begins that is not a flag: a number may be negative."""
 
 
-async def survey(target: Target) -> Server:
+async def survey(target: Target, wanted: str | None = None) -> Server:
     """What the server says of itself, and which of its routes answer.
+
+    Of several models it is `wanted` that is verified, if that is listed.
 
     Raises:
         NotReachableError: nothing answers there, or not as a server of models that is ready does.
@@ -40,7 +44,7 @@ async def survey(target: Target) -> Server:
     """
     models = await _models(target)
     ids = [dig_or(one, "id", default="") for one in models]
-    own = next((one for one in models if not dig_or(one, "parent", default="")), models[0])
+    own = _chosen(models, wanted)
     model = dig_or(own, "id", default="")
     openapi = await _document(target, "/openapi.json")
     return Server(
@@ -101,14 +105,14 @@ def given_flags(arguments: Sequence[str]) -> Mapping[str, str]:
 
 
 async def is_answering(target: Target, server: Server) -> bool:
-    """Whether the server still answers the smallest request there is."""
+    """Whether the server still answers the smallest request there is, or says that it may later."""
     path = CHAT if "chat" in server.abilities else COMPLETIONS
     if path == COMPLETIONS and "completions" not in server.abilities:
         path = MODELS
     request = Request("GET", MODELS) if path == MODELS else _smallest(path, server.model)
     # A connection that is kept may have been closed behind an error, which only a request shows.
     answer = await _answer(target, request) or await _answer(target, request)
-    return answer is not None and answer.status == _OK
+    return answer is not None and answer.status in (_OK, _TOO_MANY)
 
 
 def without_secrets(url: str) -> str:
@@ -123,7 +127,8 @@ async def _models(target: Target) -> list[Any]:
         answer = await target.ask(Request("GET", MODELS), deadline_seconds=_SURVEY_SECONDS)
     except NoAnswerError as error:
         raise NotReachableError(
-            f"{where} did not answer: {error}.", remedy="start the server, or correct the URL."
+            f"{where} did not answer: {redacted(str(error), target.secrets)}.",
+            remedy="start the server, or correct the URL.",
         ) from None
     if answer.status in _KEY_REFUSED:
         raise _key_refused(target, answer.status)
@@ -136,11 +141,19 @@ async def _models(target: Target) -> list[Any]:
         models = dig(answer.document, "data", kind=list)
     except MalformedError as error:
         raise NotReachableError(
-            f"{where} is not a list of models: {error}.", remedy="correct the URL."
+            f"{where} is not a list of models: {redacted(str(error), target.secrets)}.",
+            remedy="correct the URL.",
         ) from None
     if not models:
         raise NotReachableError(f"{where} lists no model.", remedy="load a model.")
     return models
+
+
+def _chosen(models: Sequence[Any], wanted: str | None) -> Any:
+    """The model of that name; else the first that is not an adapter, else the first."""
+    named = [one for one in models if dig_or(one, "id", default="") == wanted]
+    own = [one for one in models if not dig_or(one, "parent", default="")]
+    return [*named, *own, *models][0]
 
 
 def _key_refused(target: Target, status: int) -> UsageError:
@@ -159,9 +172,11 @@ async def _abilities(target: Target, model: str) -> tuple[str, ...]:
     """
     asked = {path: _smallest(path, model) for path in (CHAT, COMPLETIONS)}
     asked[TOKENIZE] = Request("POST", TOKENIZE, {"model": model, "prompt": "Hello"})
-    names = {CHAT: "chat", COMPLETIONS: "completions", TOKENIZE: "tokenize"}
+    names = {CHAT: "chat", COMPLETIONS: "completions"}
     answers = {path: await _answer(target, request) for path, request in asked.items()}
     found = [name for path, name in names.items() if _is_there(answers[path])]
+    if _tells_tokens(answers[TOKENIZE]):
+        found.append("tokenize")
     if not {"chat", "completions"} & set(found):
         for answer in (answers[CHAT], answers[COMPLETIONS]):
             if answer is not None and answer.status in _KEY_REFUSED:
@@ -184,6 +199,17 @@ async def _takes_tools(target: Target, model: str) -> bool:
 def _is_there(answer: Answer | None) -> bool:
     """Whether the server has what was asked for, also where it fails: a check will find that."""
     return answer is None or not 400 <= answer.status < 500 or answer.status in _LATER
+
+
+def _tells_tokens(answer: Answer | None) -> bool:
+    """Whether it is that of vLLM's `/tokenize`: other servers have another route of that name."""
+    if answer is None or answer.status != _OK:
+        return False
+    try:
+        told = answer.document
+    except MalformedError:
+        return False
+    return dig_or(told, "count", default=0) > 0 and bool(dig_or(told, "tokens", default=[]))
 
 
 def _smallest(path: str, model: str) -> Request:
@@ -222,9 +248,13 @@ async def _answer(target: Target, request: Request) -> Answer | None:
 
 def _counts(rank: Any, name: str) -> dict[str, int]:
     counts: dict[str, Any] = dig_or(rank, name, default={})
-    return {kind: count for kind, count in counts.items() if isinstance(count, int)}
+    return {kind: count for kind, count in counts.items() if _is_count(count)}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < LEAST_TOO_GREAT
 
 
 def _plain(value: Any) -> bool | int | None:
     """The value, unless it is one that the proof never has: a report repeats it."""
-    return value if isinstance(value, bool | int) else None
+    return value if _is_count(value) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ IDLE_SECONDS = 2.0
 """A connection that was idle for longer is not used again: vLLM and Holdfast close it after 5 s,
 and a request that is on its way then gets no answer."""
 _MAX_CONNECTIONS = 256
+_ADMIN = "/admin/"
 _PLAIN = "identity"
 """The only encoding whose bytes can be counted before they fill the memory."""
 _MAX_BYTES = 64 * 1024 * 1024
@@ -49,6 +51,8 @@ class Answer:
     content_type: str
     text: str
     seconds: float
+    retry_after: str = ""
+    """The header; empty if there is none."""
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -92,12 +96,14 @@ class Answer:
 class Target:
     """The server that is verified. It is a context manager, since it holds connections."""
 
-    def __init__(self, url: str, api_key: str = "") -> None:
+    def __init__(self, url: str, api_key: str = "", admin_key: str = "") -> None:
+        """Take the keys of a server that asks for them; the admin key goes to `/admin/` alone."""
         self.url = url
         self.api_key = api_key
-        self.secrets = _secrets_of(url, api_key)
+        self.secrets = _secrets_of(url, api_key, admin_key)
         """What no report may contain."""
-        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.headers = _authorization(api_key)
+        self._admin_headers = _authorization(admin_key)
         limits = httpx.Limits(max_connections=_MAX_CONNECTIONS, keepalive_expiry=IDLE_SECONDS)
         timeout = httpx.Timeout(REQUEST_SECONDS, connect=CONNECT_SECONDS)
         self._client = httpx.AsyncClient(
@@ -127,7 +133,12 @@ class Target:
         """
         streamed = await self.stream(request, deadline_seconds=deadline_seconds)
         return Answer(
-            request, streamed.status, streamed.content_type, streamed.text, streamed.seconds
+            request,
+            streamed.status,
+            streamed.content_type,
+            streamed.text,
+            streamed.seconds,
+            streamed.retry_after,
         )
 
     async def stream(
@@ -152,6 +163,7 @@ class Target:
             response.headers.get("content-type", ""),
             tuple(chunks),
             time.monotonic() - started_seconds,
+            response.headers.get("retry-after", ""),
         )
 
     async def leave_early(
@@ -174,13 +186,16 @@ class Target:
     async def _sent(
         self, request: Request, deadline_seconds: float
     ) -> AsyncIterator[httpx.Response]:
-        is_raw = request.body is None and request.raw
+        content = _content(request)
+        is_admin = request.path.startswith(_ADMIN)
         built = self._client.build_request(
             request.method,
             request.path,
-            json=request.body,
-            content=request.raw.encode() if is_raw else None,
-            headers={"Content-Type": "application/json"} if is_raw else None,
+            content=content,
+            headers={
+                **({"Content-Type": "application/json"} if content else {}),
+                **(self._admin_headers if is_admin else {}),
+            },
         )
         try:
             async with asyncio.timeout(deadline_seconds):
@@ -197,6 +212,13 @@ class Target:
             raise NoAnswerError(request, why) from error
 
 
+def _content(request: Request) -> bytes | None:
+    """The body. JSON is in ASCII: UTF-8 has no half characters, which a server may have sent."""
+    if request.body is not None:
+        return json.dumps(request.body).encode()
+    return request.raw.encode() or None
+
+
 def _require_plain(request: Request, response: httpx.Response) -> None:
     """Refuse an answer that httpx would unpack.
 
@@ -210,9 +232,13 @@ def _require_plain(request: Request, response: httpx.Response) -> None:
         )
 
 
-def _secrets_of(url: str, api_key: str) -> tuple[str, ...]:
-    """The key, and the password in every form in which a server may get and repeat it."""
+def _authorization(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _secrets_of(url: str, *keys: str) -> tuple[str, ...]:
+    """The keys, and the password in every form in which a server may get and repeat it."""
     parts = urlsplit(url)
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     sent = base64.b64encode(f"{user}:{password}".encode()).decode() if user or password else ""
-    return tuple(dict.fromkeys(filter(None, (api_key, parts.password, password, sent))))
+    return tuple(dict.fromkeys(filter(None, (*keys, parts.password, password, sent))))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import UsageError
+from holdfast.verify.baseline import OWN_TASKS
+from holdfast.verify.records import Profile
 
 _MAX_BYTES = 64 * 1024 * 1024
+_DIGEST_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,18 @@ def read_tasks(path: Path, flag: str = "--tasks") -> tuple[Task, ...]:
     if not tasks:
         raise UsageError(f"{flag}: {path} contains no task.", remedy="put a task on each line.")
     return tasks
+
+
+def score_key(name: str, profile: Profile, tasks: Sequence[Task]) -> str:
+    """The name of a score with what was asked for it: only the same questions can be compared."""
+    asked = f"tasks {digest_of(tasks)}" if name == OWN_TASKS else f"profile {profile}"
+    return f"{name} ({asked})"
+
+
+def digest_of(tasks: Sequence[Task]) -> str:
+    """What tells these tasks from others, in any order and on any lines of a file."""
+    told = json.dumps(sorted((one.prompt, one.expected) for one in tasks))
+    return hashlib.sha256(told.encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
 
 def _task(text: str, line: int, path: Path, flag: str) -> Task:

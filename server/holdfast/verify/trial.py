@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from holdfast.verify.answers import MalformedError, dig, excerpt, printable
@@ -13,17 +17,26 @@ from holdfast.verify.options import Options
 from holdfast.verify.records import Fault, Limit, Number, Profile, Request, Series, Server
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import REQUEST_SECONDS, Answer, Target
+from holdfast.verify.tasks import score_key
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
 TOKENIZE = "/tokenize"
-_OK = 200
+LIMITED = (
+    "the server limits its requests (429); give --api-key-file a key without limits, or wait"
+    " until others ask for less"
+)
+_OK, _TOO_MANY = 200, 429
+_WAIT_SECONDS = 1.0
+"""After a refusal that does not say how long."""
+_LEAST_WAIT_SECONDS = 0.1
 _MAX_REQUESTS = 8
 """More do not help to repeat a check."""
 _MAX_FAULTS = 20
 
 Value = TypeVar("Value")
+Reply = TypeVar("Reply", Answer, StreamedAnswer)
 Message = Mapping[str, Any]
 Asked = str | Sequence[Message]
 """What a user says, or a whole conversation."""
@@ -76,6 +89,8 @@ class Trial:
         self._shared_requests: list[Request] = []
         self._measuring = 0
         """How many shared measurements are under way, each within the one before."""
+        self.is_limited = False
+        """Whether a request had to wait because the server limits how many there may be."""
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -120,6 +135,28 @@ class Trial:
         self._note(request)
         return await self.target.ask(request, deadline_seconds=deadline_seconds)
 
+    async def admitted(
+        self, ask: Callable[..., Awaitable[Reply]], deadline_seconds: float = REQUEST_SECONDS
+    ) -> Reply:
+        """The answer that `ask` gets, with any status but 429: as long as it has that, ask again.
+
+        The deadline is that of each answer, and that of the wait for a request to be let in.
+
+        Raises:
+            NoAnswerError: there is no answer in time.
+            InconclusiveError: the server does not let it in before the deadline.
+        """
+        ends_seconds = time.monotonic() + deadline_seconds
+        while True:
+            answer = await ask(deadline_seconds=deadline_seconds)
+            if answer.status != _TOO_MANY:
+                return answer
+            self.is_limited = True
+            wait_seconds = _wait_seconds(answer.retry_after)
+            if time.monotonic() + wait_seconds > ends_seconds:
+                raise InconclusiveError(LIMITED)
+            await asyncio.sleep(wait_seconds)
+
     async def post(
         self, path: str, body: Mapping[str, Any], *, deadline_seconds: float = REQUEST_SECONDS
     ) -> Answer:
@@ -128,8 +165,9 @@ class Trial:
         Raises:
             NoAnswerError: there is none in time.
             UnexpectedStatusError: its status is not 200.
+            InconclusiveError: it is 429 until the deadline.
         """
-        answer = await self.ask(path, body, deadline_seconds=deadline_seconds)
+        answer = await self.admitted(partial(self.ask, path, body), deadline_seconds)
         if answer.status != _OK:
             raise UnexpectedStatusError(answer)
         return answer
@@ -165,11 +203,12 @@ class Trial:
         Raises:
             NoAnswerError: it does not end in time.
             UnexpectedStatusError: its status is not 200.
+            InconclusiveError: it is 429 until the deadline.
         """
         asked = {"stream": True, "stream_options": {"include_usage": True}, **body}
         request = Request("POST", path, asked)
         self._note(request)
-        answer = await self.target.stream(request, deadline_seconds=deadline_seconds)
+        answer = await self.admitted(partial(self.target.stream, request), deadline_seconds)
         if answer.status != _OK:
             raise UnexpectedStatusError(answer)
         return answer
@@ -234,10 +273,11 @@ class Trial:
         """Note which share of some tasks came out right.
 
         `name` is the score's in every run, and that of no other check. A baseline that knows the
-        score limits it (`baseline.limit_of`); without one it is only reported.
+        score of the same questions limits it (`baseline.limit_of`); else it is only reported.
         """
         share = Number(name, 100 * right / of, "%", of=of)
-        self.numbers.append(replace(share, limit=limit_of(share, self.baseline)))
+        key = score_key(name, self.profile, self.options.tasks)
+        self.numbers.append(replace(share, limit=limit_of(share, key, self.baseline)))
 
     def draw(
         self,
@@ -254,6 +294,15 @@ class Trial:
         noted = self._shared_requests if self._measuring else self._requests
         if len(noted) < _MAX_REQUESTS and request not in noted:
             noted.append(request)
+
+
+def _wait_seconds(retry_after: str) -> float:
+    """How long to wait before the next try; a server may also give a date, or nothing."""
+    try:
+        asked = float(retry_after)
+    except ValueError:
+        asked = _WAIT_SECONDS
+    return max(asked, _LEAST_WAIT_SECONDS) if math.isfinite(asked) else _WAIT_SECONDS
 
 
 def _fault(what: str, answer: Answer | StreamedAnswer | None) -> Fault:

@@ -14,7 +14,8 @@ from holdfast.verify.records import Request
 from holdfast.verify.target import NoAnswerError, Target
 
 _OK = 200
-_LINE = re.compile(r"^([a-z_:]+)(?:\{([^}]*)\})? (\S+)", re.MULTILINE)
+_LINE = re.compile(r"^([a-z_:]+)(?:\{([^}\n]*)\})? (\S+)", re.MULTILINE)
+"""Nothing in it leaves a line: where braces are never closed, it would read the page for each."""
 _FRONT = "process_resident_memory_bytes"
 _ENGINE = "holdfast_engine_host_memory_bytes"
 _DEATHS = "holdfast_engine_deaths_total"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from double_defects import Defect
+from double_model import Generated
 from holdfast.verify.baseline import Baseline, Score
 from holdfast.verify.checks import chat
 from holdfast.verify.checks.chat.judges import broken_characters, loop, stray_scripts
 from holdfast.verify.checks.chat.matrix import prompts
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckStatus
-from openai_double import OpenAIDouble
+from openai_double import Body, OpenAIDouble
 from verified import not_passed, results
 
 FOUND_BY: dict[Defect, str] = {
@@ -24,6 +27,7 @@ FOUND_BY: dict[Defect, str] = {
     "chats that only think": "matrix",
 }
 MATRIX = [check for check in chat.CHECKS if check.name == "matrix"]
+SMOKE = [check for check in chat.CHECKS if check.name in {"arithmetic", "capital", "greeting"}]
 EXPECTED = "answers with what was asked for"
 
 
@@ -120,3 +124,29 @@ def test_a_stray_script_is_found(text: str, allowed: frozenset[str], stray: dict
 def test_broken_characters_are_counted() -> None:
     """A cut one at the end is not the fault of the model."""
     assert broken_characters("a\ufffdb\ufffd") == 1
+
+
+class Thinking(OpenAIDouble):
+    """Thinks until it is cut, or until it ends without an answer."""
+
+    def __init__(self, finish_reason: str) -> None:
+        super().__init__()
+        self._finish_reason = finish_reason
+
+    def _generate(self, body: Body, prompt: str) -> Generated:
+        return replace(super()._generate(body, prompt), finish_reason=self._finish_reason)
+
+    def _thought(self, made: Generated, _body: Body) -> Body:
+        return {"content": None, "reasoning": made.text}
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "status"),
+    [("length", CheckStatus.INCONCLUSIVE), ("stop", CheckStatus.FAILED)],
+)
+def test_a_model_that_is_cut_while_it_thinks_is_not_judged(
+    finish_reason: str, status: CheckStatus
+) -> None:
+    """It might have answered; one that ends without an answer gives none."""
+    made = results(Thinking(finish_reason), SMOKE)
+    assert {one.status for one in made.values()} == {status}

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
+from datetime import UTC, date, datetime
 from functools import cache
 from typing import get_args
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from holdfast.verify.agreement import Top
-from holdfast.verify.baseline import Baseline, RecordedContext, RecordedSequence
+from holdfast.verify.baseline import Baseline, RecordedContext, RecordedSequence, RecordedText
 from holdfast.verify.checks import ALL, oracle
 from holdfast.verify.checks.oracle import comparing, recording
+from holdfast.verify.checks.oracle.dates import without_days
 from holdfast.verify.checks.oracle.permutation import p_value
 from holdfast.verify.checks.self_agreement import contexts
 from holdfast.verify.options import Options
@@ -33,6 +39,7 @@ FOUND_BY: dict[SharedFault, str] = {
     "biased first tokens of short prompts": "first_tokens",
 }
 SCORES = [check for check in comparing.CHECKS if check.name == "scores"]
+PROMPTS = [check for check in comparing.CHECKS if check.name == "prompts"]
 BEHIND = {"behind long contexts"}
 FOLLOWS_FROM = {"scores": {"answers", "first_tokens"}}
 """A model with other scores may well say something else."""
@@ -212,3 +219,74 @@ def test_a_token_that_is_not_told_any_more_is_unlikely() -> None:
     then: list[list[Top]] = [[{1: -0.1, 2: -3.0}]] * 12
     now: list[list[Top]] = [[{3: -0.1, 2: -3.0}]] * 12
     assert p_value(then, now, within=1e-5) <= 0.001
+
+
+def test_what_cannot_generate_text_cannot_be_recorded() -> None:
+    """The reason says so, and not that a request failed."""
+    app = ScoringDouble()
+    routes = app.router.routes
+    app.router.routes = [one for one in routes if getattr(one, "path", "") != "/v1/completions"]
+    (made,) = results(app, recording.CHECKS, options=Options(records=True)).values()
+    assert made.status is CheckStatus.INCONCLUSIVE
+    assert made.reason == "the server does not answer completions"
+
+
+RECORDED_ON = date(2024, 2, 3)
+
+
+def dated(day: date, form: str, greeting: str = "Be kind.") -> str:
+    """The prompt of a template that inserts a day."""
+    return f"Today is {day.strftime(form)}. {greeting}"
+
+
+class Dated(ScoringDouble):
+    """Has a template that inserts today's day; a token is a character."""
+
+    def __init__(self, form: str, *, greeting: str = "Be kind.", detokenizes: bool = True) -> None:
+        super().__init__()
+        self._form, self._greeting = form, greeting
+        if detokenizes:
+            self.router.routes.append(Route("/detokenize", self._detokenize, methods=["POST"]))
+
+    async def _chat(self, request: Request) -> Response:
+        told = json.loads(bytes((await super()._chat(request)).body))
+        prompt = dated(datetime.now(UTC).date(), self._form, self._greeting)
+        return JSONResponse({**told, "prompt_token_ids": [*map(ord, prompt)]})
+
+    async def _detokenize(self, request: Request) -> Response:
+        return JSONResponse({"prompt": "".join(map(chr, (await request.json())["tokens"]))})
+
+
+def met(app: Dated, form: str) -> CheckStatus:
+    """What comes of its prompts, against those that it had on another day."""
+    ids = tuple(map(ord, dated(RECORDED_ON, form)))
+    texts = (RecordedText("Hello!", is_chat=True, token_ids=ids),)
+    baseline = Baseline(recorded_at="2024-02-03T23:11:00+00:00", texts=texts)
+    (made,) = results(app, PROMPTS, options=Options(baseline)).values()
+    return made.status
+
+
+@pytest.mark.parametrize("form", ["%d %b %Y", "%d %B %Y", "%Y-%m-%d"])
+def test_a_template_with_the_day_of_today_is_warned_of(form: str) -> None:
+    """As those of Llama 3.2, SmolLM3 and gpt-oss, whose prompts change each night."""
+    assert met(Dated(form), form) is CheckStatus.WARNED
+
+
+def test_a_day_excuses_no_other_change() -> None:
+    """Nor does anything show that there is no other, if the server does not detokenize."""
+    assert met(Dated("%Y-%m-%d", greeting="Be brief."), "%Y-%m-%d") is CheckStatus.FAILED
+    assert met(Dated("%Y-%m-%d", detokenizes=False), "%Y-%m-%d") is CheckStatus.FAILED
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("on 3 Feb 2024.", "on <day>."),
+        ("on Saturday, February 03, 2024", "on <day>"),
+        ("on 13 Feb 2024", "on 13 Feb 2024"),
+        ("12024-02-03", "12024-02-03"),
+    ],
+)
+def test_only_the_day_itself_is_replaced(text: str, left: str) -> None:
+    """In any of its forms, and not as a part of another."""
+    assert without_days(text, [RECORDED_ON]) == left

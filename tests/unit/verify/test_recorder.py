@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.verify.baseline import Baseline, Origin, Score, read_baseline, write_baseline
@@ -78,9 +81,9 @@ def test_what_cannot_be_recorded_leaves_the_file(tmp_path: Path) -> None:
 def test_a_baseline_has_scores_and_verdict(tmp_path: Path) -> None:
     """Also those of a run that failed, which the file says."""
     path = tmp_path / "baseline"
-    assert keep(Baseline(origin=ORIGIN), REPORT, path) == f"baseline: {path}"
+    assert keep(Baseline(origin=ORIGIN), REPORT, path, Options()) == f"baseline: {path}"
     found = read_baseline(path)
-    assert found.scores == {"sums": Score(90.0, 40)}
+    assert found.scores == {"sums (profile quick)": Score(90.0, 40)}
     assert found.recorded_at == REPORT.started_at
     assert found.origin == replace(ORIGIN, verdict="failed")
 
@@ -88,7 +91,7 @@ def test_a_baseline_has_scores_and_verdict(tmp_path: Path) -> None:
 def test_an_interrupted_run_leaves_the_file(tmp_path: Path) -> None:
     """Its scores are not all there."""
     path = tmp_path / "baseline"
-    said = keep(Baseline(origin=ORIGIN), replace(REPORT, is_interrupted=True), path)
+    said = keep(Baseline(origin=ORIGIN), replace(REPORT, is_interrupted=True), path, Options())
     assert said.startswith("baseline: not written")
     assert not path.exists()
 
@@ -96,11 +99,11 @@ def test_an_interrupted_run_leaves_the_file(tmp_path: Path) -> None:
 def test_a_baseline_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     """It names the flag."""
     with pytest.raises(HoldfastError) as caught:
-        keep(Baseline(origin=ORIGIN), REPORT, tmp_path)
+        keep(Baseline(origin=ORIGIN), REPORT, tmp_path, Options())
     assert "--record" in caught.value.remedy
 
 
-@pytest.mark.parametrize("path", [Path("/dev/null/x"), Path("/")])
+@pytest.mark.parametrize("path", [Path("/dev/null/x"), Path("/"), Path("/proc/x")])
 def test_a_path_that_cannot_be_written_is_refused_before_the_run(path: Path) -> None:
     """A run takes minutes."""
     with pytest.raises(UsageError, match="--record: "):
@@ -129,3 +132,32 @@ def test_a_model_is_one_by_any_of_its_names() -> None:
     options = Options(Baseline(origin=replace(ORIGIN, model="adapter")))
     require_same_model(SERVER, options)
     require_same_model(SERVER, Options())
+
+
+class Several(OpenAIDouble):
+    """Lists another model before its own."""
+
+    async def _models(self, request: Request) -> Response:
+        told = json.loads(bytes((await super()._models(request)).body))
+        (own,) = told["data"]
+        return JSONResponse({**told, "data": [{**own, "id": "another"}, own]})
+
+
+def test_the_model_of_the_baseline_is_verified(tmp_path: Path) -> None:
+    """Not the first that the server lists."""
+    path = tmp_path / "baseline"
+    write_baseline(Baseline(origin=ORIGIN), path)
+    done = run(Several(), tmp_path, f"--against={path}")
+    assert done.report["server"]["model"] == ORIGIN.model
+
+
+def test_a_baseline_is_written_without_a_report(tmp_path: Path) -> None:
+    """It has a place of its own; the exit code and the last line are those of the report."""
+    path = tmp_path / "baseline"
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "report.json").symlink_to("/dev/full")
+    done = run(ScoringDouble(), tmp_path, f"--record={path}")
+    assert done.code == 1
+    assert "report.json could not be written" in done.errors
+    assert done.output.splitlines()[-1] == f"baseline: {path}"
+    assert read_baseline(path).origin is not None

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from double_limits import EVERY, LimitedDouble
 from holdfast.verify.baseline import Baseline, Score
 from holdfast.verify.check import Check
 from holdfast.verify.checks import ALL
@@ -16,6 +17,7 @@ from holdfast.verify.records import CheckResult, CheckStatus, Verdict, at_most, 
 from holdfast.verify.runner import judge
 from holdfast.verify.tasks import Task
 from holdfast.verify.trial import (
+    CHAT,
     MODELS,
     InconclusiveError,
     SkippedError,
@@ -118,6 +120,8 @@ def test_what_is_skipped_has_its_remedy() -> None:
         (None, CheckStatus.PASSED),
         ({"sums": Score(96, 100)}, CheckStatus.PASSED),
         ({"sums": Score(99, 100)}, CheckStatus.FAILED),
+        ({"sums (profile standard)": Score(99, 100)}, CheckStatus.FAILED),
+        ({"sums (profile full)": Score(99, 100)}, CheckStatus.PASSED),
         ({"products": Score(99, 100)}, CheckStatus.PASSED),
     ],
 )
@@ -284,3 +288,47 @@ def test_the_verdict_is_that_of_the_worst(
 ) -> None:
     """A failure outweighs an interruption; a run in which nothing was made proves nothing."""
     assert judge(some(*statuses), is_interrupted=is_interrupted)[0] is verdict
+
+
+def test_a_limit_of_requests_is_waited_for() -> None:
+    """A right request gets its answer then, at once and as a stream."""
+    app = LimitedDouble()
+
+    async def asks(trial: Trial) -> None:
+        app.refused = 2
+        await trial.chat("Hello!")
+        app.refused = 1
+        await trial.stream(CHAT, trial.chat_body("Hello!"))
+
+    assert outcome(asks, app).status is CheckStatus.PASSED
+    assert app.refused == 0
+
+
+@pytest.mark.parametrize("retry_after", ["3600", "0"])
+def test_a_limit_of_requests_is_not_blamed(retry_after: str) -> None:
+    """Whether it lasts longer than is waited or is asked for again and again; the run goes on."""
+    app = LimitedDouble(retry_after)
+
+    async def asks(trial: Trial) -> None:
+        app.refused = EVERY
+        await trial.chat("Hello!", deadline_seconds=0.3)
+
+    made = results(
+        app, [Check("a", "wire", asks, "Something."), Check("b", "wire", well, "Something.")]
+    )
+    assert made["wire.a"].status is CheckStatus.INCONCLUSIVE
+    assert "a key without limits" in made["wire.a"].reason
+    assert made["wire.b"].status is CheckStatus.PASSED
+
+
+def test_a_check_that_limits_delay_is_inconclusive() -> None:
+    """It did not fail because the server is slow."""
+    app = LimitedDouble()
+
+    async def asks(trial: Trial) -> None:
+        app.refused = EVERY
+        await trial.chat("Hello!")
+
+    made = outcome(asks, app, deadline_seconds=0.3)
+    assert made.status is CheckStatus.INCONCLUSIVE
+    assert "it took more than 0 s: the server limits its requests" in made.reason

@@ -6,11 +6,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from holdfast.verify.check import Check
 from holdfast.verify.checks.self_agreement.judging import malformed_blamed
 from holdfast.verify.records import CheckResult, CheckStatus
-from holdfast.verify.scoring import decoded, scored, written
+from holdfast.verify.scoring import decoded, scored, token_ids_of, written
 from holdfast.verify.trial import Trial
 from scoring_double import ScoringDouble
 from verified import results
@@ -87,3 +89,66 @@ def test_a_fault_of_a_code_path_names_its_request() -> None:
     assert fault.request is not None
     assert fault.request.body is not None
     assert fault.request.body["prompt"] == PROMPT
+
+
+class Choosy(ScoringDouble):
+    """Refuses each completion that has an option."""
+
+    def __init__(self, refused: str, status: int = 400) -> None:
+        super().__init__()
+        self.refused = refused
+        self._status = status
+
+    async def _completion(self, request: Request) -> Response:
+        if (await request.json()).get(self.refused) is not None:
+            return JSONResponse({"error": {"message": "what is that?"}}, self._status)
+        return await super()._completion(request)
+
+
+async def cuts(trial: Trial) -> None:
+    await token_ids_of(trial, "Hello!")
+
+
+@pytest.mark.parametrize(
+    ("body", "refused", "status"),
+    [
+        (cuts, "return_token_ids", 400),
+        (decodes, "return_token_ids", 422),
+        (decodes, "logprobs", 400),
+        (scores, "prompt_logprobs", 400),
+    ],
+)
+def test_a_server_that_refuses_options_of_vllm_is_skipped(
+    body: Body, refused: str, status: int
+) -> None:
+    """It is another server, and the remedy says so."""
+    check = Check("one", "self", body, "Something.")
+    (made,) = results(Choosy(refused, status), [check]).values()
+    assert made.status is CheckStatus.SKIPPED
+    assert "--max-logprobs 8" in made.remedy
+
+
+def test_a_server_without_the_log_probs_of_prompts_is_skipped() -> None:
+    """Also where it has told those of an answer."""
+
+    async def body(trial: Trial) -> None:
+        await decodes(trial)
+        await scores(trial)
+
+    (made,) = results(Choosy("prompt_logprobs"), [Check("one", "self", body, "x")]).values()
+    assert made.status is CheckStatus.SKIPPED
+
+
+@pytest.mark.parametrize("width", [8, 1])
+def test_a_server_that_begins_to_refuse_is_blamed(width: int) -> None:
+    """It has taken the same options, or more, before."""
+    app = Choosy("nothing")
+
+    async def body(trial: Trial) -> None:
+        await decodes(trial)
+        app.refused = "logprobs"
+        await decoded(trial, PROMPT, COUNT, width=width)
+
+    (made,) = results(app, [Check("one", "self", body, "Something.")]).values()
+    assert made.status is CheckStatus.FAILED
+    assert "answered 400" in made.reason

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 from holdfast.verify.checks import self_agreement
 from holdfast.verify.records import CheckResult, CheckStatus
@@ -33,8 +35,9 @@ FOUND_BY: dict[PathFault, str] = {
 
 
 def judged(peculiarity: Peculiarity) -> dict[str, CheckResult]:
-    """Every check of the group, against a server that restarts its engine for the key."""
-    return results(ScoringDouble(peculiarity, "of an operator"), self_agreement.CHECKS)
+    """Every check of the group, against a server that restarts its engine for an operator."""
+    app = ScoringDouble(peculiarity, "of a client", "of an operator")
+    return results(app, self_agreement.CHECKS)
 
 
 def failed(made: dict[str, CheckResult]) -> set[str]:
@@ -104,13 +107,13 @@ def test_processed_log_probs_are_not_judged() -> None:
     assert "--logprobs-mode" in made["self.penalties"].remedy
 
 
-def test_a_key_that_is_not_an_operators_restarts_nothing() -> None:
-    """It is skipped, and says which key it takes."""
+def test_without_the_admin_key_nothing_is_restarted() -> None:
+    """The check is skipped, and says which key it needs."""
     only = [check for check in self_agreement.CHECKS if check.name == "restart"]
-    (made,) = results(ScoringDouble(), only).values()
+    (made,) = results(ScoringDouble(api_key="of a client"), only).values()
     assert (made.status, made.remedy) == (
         CheckStatus.SKIPPED,
-        "give --api-key-file a file with an admin key",
+        "give --admin-api-key-file a file with the admin key",
     )
 
 
@@ -120,3 +123,19 @@ def test_a_server_without_token_ids_is_skipped() -> None:
     assert {one.status for one in made.values()} == {CheckStatus.SKIPPED}
     assert made["self.decode"].remedy == "serve the model with Holdfast or with vLLM"
     assert "short text" in made["self.needles"].reason
+
+
+class Unclosed(ScoringDouble):
+    """Has a line with half of its labels before what the prefix cache has spared."""
+
+    async def _metrics(self, request: Request) -> Response:
+        page = bytes((await super()._metrics(request)).body).decode()
+        bare = page.replace('{engine="0",model_name="double"}', "")
+        return PlainTextResponse(f"vllm:prefix_cache_hits{{\n{bare}other{{}} 7.0\n")
+
+
+def test_a_brace_that_is_not_closed_hides_no_hits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with its line."""
+    monkeypatch.setattr(self_agreement.contexts, "_HITS_SECONDS", 1.0)
+    only = [check for check in self_agreement.CHECKS if check.name == "prefix"]
+    assert not_passed(results(Unclosed(), only)) == {}

@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from double_limits import LimitedDouble
 from holdfast.verify import packages
-from holdfast.verify.baseline import Baseline, Score
+from holdfast.verify.baseline import OWN_TASKS, Baseline, Score
 from holdfast.verify.checks import skill
 from holdfast.verify.checks.skill import arithmetic, programs, sandbox
 from holdfast.verify.checks.skill.own_tasks import is_right
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus
-from holdfast.verify.tasks import Task
+from holdfast.verify.tasks import Task, score_key
 from openai_double import OpenAIDouble
 from verified import results
 
@@ -74,7 +75,8 @@ def test_a_model_that_has_forgotten_fails_against_a_baseline(name: str) -> None:
     """It is far below what was recorded; without a baseline the same score passes."""
     score, _ = SCORES[name]
     assert made(name, {}).status is CheckStatus.PASSED
-    assert made(name, {}, Baseline(scores={score: Score(100, 400)})).status is CheckStatus.FAILED
+    key = score_key(score, "standard", TASKS)
+    assert made(name, {}, Baseline(scores={key: Score(100, 400)})).status is CheckStatus.FAILED
 
 
 def test_a_program_that_is_wrong_is_no_solution() -> None:
@@ -179,3 +181,33 @@ def test_a_task_list_is_not_needed() -> None:
     (result,) = results(OpenAIDouble(), [check]).values()
     assert result.status is CheckStatus.SKIPPED
     assert "--tasks" in result.remedy
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        {score_key(OWN_TASKS, "standard", TASKS[:1]): Score(100, 400)},
+        {score_key(OWN_TASKS, "standard", TASKS[:1]): Score(100, 2)},
+        {OWN_TASKS: Score(100, 400)},
+    ],
+)
+def test_other_tasks_are_not_compared(recorded: dict[str, Score]) -> None:
+    """Their score is only reported; a file that does not tell which ones tells how many."""
+    (number,) = made("own_tasks", {}, Baseline(scores=recorded)).numbers
+    assert (number.value, number.limit) == (0, None)
+
+
+def test_as_many_tasks_as_were_recorded_are_compared() -> None:
+    """Of a file that does not tell which ones."""
+    (number,) = made("own_tasks", {}, Baseline(scores={OWN_TASKS: Score(100, 2)})).numbers
+    assert number.limit is not None
+
+
+def test_a_task_that_meets_a_limit_of_requests_is_asked_again() -> None:
+    """It is not counted as one that the model cannot solve."""
+    app = LimitedDouble(known=dict(tasks_known()))
+    (check,) = (one for one in skill.CHECKS if one.name == "own_tasks")
+    app.refused = 3  # two of them are chats of the survey
+    (result,) = results(app, [check], options=Options(tasks=TASKS)).values()
+    assert app.refused == 0
+    assert (result.status, result.numbers[0].value) == (CheckStatus.PASSED, 100)

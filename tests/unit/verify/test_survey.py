@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from asgi_server import serving
-from holdfast.errors import UsageError
+from double_limits import EVERY, LimitedDouble
+from holdfast.errors import NotReachableError, UsageError
 from holdfast.verify.records import Server
 from holdfast.verify.survey import is_answering, survey
 from holdfast.verify.target import Target
-from openai_double import OpenAIDouble
+from openai_double import MODEL, OpenAIDouble
+from scoring_double import ADAPTER, ScoringDouble
 
 NOTHING_KNOWN = Server(
     url="",
@@ -76,10 +78,10 @@ class Proving(OpenAIDouble):
         return JSONResponse({"state": "READY", "engine": {}, "probe": self._proof})
 
 
-def surveyed(app: OpenAIDouble) -> Server:
+def surveyed(app: OpenAIDouble, wanted: str | None = None) -> Server:
     async def found() -> Server:
-        async with serving(app) as client, Target(str(client.base_url)) as target:
-            return await survey(target)
+        async with serving(app) as client, Target(str(client.base_url), app.api_key) as target:
+            return await survey(target, wanted)
 
     return asyncio.run(found())
 
@@ -108,3 +110,82 @@ def test_only_plain_values_of_a_proof_are_kept() -> None:
     holdfast = surveyed(Proving({"passed": True, "limited": deep, "proven_tokens": 640})).holdfast
     assert holdfast is not None
     assert holdfast.proof == {"passed": True, "limited": None, "proven_tokens": 640}
+
+
+class Counting(OpenAIDouble):
+    """Says what a test likes of how often its workspaces have grown."""
+
+    def __init__(self, growths: Any) -> None:
+        super().__init__()
+        self._growths = growths
+
+    def _workspace(self) -> dict[str, Any]:
+        return {"growths": {"locked": self._growths}, "rejections": {}}
+
+
+@pytest.mark.parametrize(("told", "read"), [(3, 3), (10**400, 0), (-1, 0), (1.5, 0)])
+def test_only_a_count_is_read_as_one(told: Any, read: int) -> None:
+    """A number of hundreds of digits could not even be shown."""
+    holdfast = surveyed(Counting(told)).holdfast
+    assert holdfast is not None
+    assert holdfast.growths == read
+
+
+class Echoing(OpenAIDouble):
+    """Answers a request for its models with the key."""
+
+    async def _models(self, request: Request) -> Response:
+        return PlainTextResponse(f"you sent {request.headers['authorization']}")
+
+
+def test_a_list_of_models_that_repeats_the_key_is_not_shown_with_it() -> None:
+    """The error goes to the terminal."""
+    with pytest.raises(NotReachableError, match=r"you sent Bearer \[hidden\]"):
+        surveyed(Echoing(api_key="a-secret-key"))
+
+
+def test_a_server_that_limits_requests_still_answers() -> None:
+    """It says that it may do so later."""
+    app = LimitedDouble()
+
+    async def asked() -> bool:
+        async with serving(app) as client, Target(str(client.base_url)) as target:
+            server = await survey(target)
+            app.refused = EVERY
+            return await is_answering(target, server)
+
+    assert asyncio.run(asked())
+
+
+class Tokenizing(OpenAIDouble):
+    """Answers `/tokenize` as a test likes."""
+
+    def __init__(self, told: Any) -> None:
+        super().__init__()
+        self._told = told
+
+    async def _tokenize(self, _request: Request) -> Response:
+        return JSONResponse(self._told)
+
+
+@pytest.mark.parametrize(
+    ("told", "is_able"),
+    [
+        ({"count": 1, "tokens": [7]}, True),
+        ({"count": 1, "tokens": []}, False),
+        ({"tokens": [7]}, False),
+        ({"count": "1", "tokens": [7]}, False),
+        ([7], False),
+    ],
+)
+def test_a_route_of_that_name_need_not_tokenize(told: Any, is_able: bool) -> None:
+    """Other servers answer it in their own form."""
+    assert ("tokenize" in surveyed(Tokenizing(told)).abilities) is is_able
+
+
+@pytest.mark.parametrize(
+    ("wanted", "model"), [(None, MODEL), (ADAPTER, ADAPTER), ("another", MODEL)]
+)
+def test_the_model_that_is_wanted_is_verified(wanted: str | None, model: str) -> None:
+    """If the server lists it; else its first."""
+    assert surveyed(ScoringDouble(), wanted).model == model

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
+from typing import Any
 
 import pytest
+import starlette.requests
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -83,3 +86,25 @@ def test_a_packed_answer_is_refused() -> None:
 def test_a_password_is_hidden_in_every_form(url: str, hidden: tuple[str, ...]) -> None:
     """As the address has it, decoded, and as Basic authorization sends it."""
     assert target.Target(url, "a-key").secrets == hidden
+    assert set(target.Target(url, "a-key", "an-admin-key").secrets) == {*hidden, "an-admin-key"}
+
+
+def test_half_a_character_is_sent_as_it_came() -> None:
+    """A server may have it in the name of a model; UTF-8 has no bytes for it."""
+    body, got = {"model": "\ud800"}, dict[str, Any]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            request = starlette.requests.Request(scope, receive)
+            got.update(json.loads(await request.body()), kind=request.headers["content-type"])
+            await JSONResponse({})(scope, receive, send)
+
+    async def ask() -> None:
+        async with (
+            serving(app) as client,
+            target.Target(str(client.base_url).rstrip("/")) as found,
+        ):
+            await found.ask(Request("POST", "/", body))
+
+    asyncio.run(ask())
+    assert got == {**body, "kind": "application/json"}

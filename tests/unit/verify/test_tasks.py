@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.verify.tasks import Task, read_tasks
+from holdfast.verify.tasks import Task, digest_of, read_tasks
 
 
 def test_each_line_is_a_task(tmp_path: Path) -> None:
@@ -47,3 +48,11 @@ def test_a_file_that_is_missing_is_bad_usage(tmp_path: Path) -> None:
     """As one that may not be read."""
     with pytest.raises(UsageError, match="cannot be read"):
         read_tasks(tmp_path / "none")
+
+
+def test_the_same_tasks_are_the_same_in_any_order() -> None:
+    """And on any line; another text makes others of them."""
+    first, second = Task(1, "Pi?", "3.14"), Task(2, "e?", "2.71")
+    digest = digest_of([first, second])
+    assert digest == digest_of([replace(second, line=1), replace(first, line=7)])
+    assert digest != digest_of([first, replace(second, expected="2.72")])

@@ -19,3 +19,9 @@ def test_an_engine_that_an_operator_restarts_does_not_count() -> None:
     name = "holdfast_engine_deaths_total"
     page = f'{name}{{cause="stall"}} 2.0\n{name}{{cause="requested"}} 5.0\n'
     assert read_vitals(page, is_holdfast=True) == Vitals(deaths=2.0)
+
+
+def test_a_brace_that_is_not_closed_ends_with_its_line() -> None:
+    """The next line has its own sample, and a page of such lines is not read again for each."""
+    page = "a{\nprocess_resident_memory_bytes 5.0\nb{} 2\n"
+    assert read_vitals(page, is_holdfast=False) == Vitals(5.0)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from double_defects import Defect
 from double_model import Generated
@@ -23,6 +23,7 @@ OWN = [check for check in wire.CHECKS if not check.packages]
 """Other people's tools see the same defects again."""
 TWIN = [check for check in OWN if check.name == "stream_twin"]
 LEAVES = [check for check in OWN if check.name == "client_leaves"]
+REFUSALS = [check for check in OWN if check.name == "refusals"]
 INCREMENTAL = [check for check in OWN if check.name == "incremental"]
 
 FOUND_BY: dict[Defect, str] = {
@@ -172,3 +173,19 @@ def test_a_client_without_time_is_not_blamed_on_the_server(hasty: int, status: C
     """A stream that is read at once is asked for again, twice."""
     (made,) = results(Hasty(hasty), INCREMENTAL).values()
     assert made.status is status, made.reason
+
+
+class Limiting(OpenAIDouble):
+    """Answers what is wrong with 429."""
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        refusal = await super()._refused(request, error)
+        said = {"error": {"message": "too many requests", "type": "error"}}
+        is_wrong = refusal.status_code == 400
+        return JSONResponse(said, 429, {"Retry-After": "3600"}) if is_wrong else refusal
+
+
+def test_a_limit_of_requests_is_no_refusal() -> None:
+    """It does not say that anything is wrong with the request."""
+    (made,) = results(Limiting(), REFUSALS).values()
+    assert made.status is CheckStatus.INCONCLUSIVE

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
@@ -109,7 +109,8 @@ async def thinking_modes(trial: Trial) -> tuple[Mode, ...]:
     kwargs = [{}, *({"enable_thinking": one, "thinking": one} for one in (True, False))]
     for given in kwargs:
         mode = {"chat_template_kwargs": given} if given else {}
-        answer = await trial.ask(CHAT, trial.chat_body("Hello!", max_tokens=1, **mode))
+        body = trial.chat_body("Hello!", max_tokens=1, **mode)
+        answer = await trial.admitted(partial(trial.ask, CHAT, body))
         if answer.status == _OK:
             modes.setdefault(dig(answer.usage(), "prompt_tokens", kind=int), mode)
     return tuple(modes.values())

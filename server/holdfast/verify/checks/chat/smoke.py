@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 
 from holdfast.verify.answers import excerpt
 from holdfast.verify.check import Check
-from holdfast.verify.trial import Trial
+from holdfast.verify.target import Answer
+from holdfast.verify.trial import InconclusiveError, Trial
 
 _ANSWER_TOKENS = 512
 """Room for a model that thinks first."""
@@ -19,11 +20,18 @@ def says(question: str, *words: str) -> Callable[[Trial], Awaitable[None]]:
     async def check(trial: Trial) -> None:
         answer = await trial.chat(question, max_tokens=_ANSWER_TOKENS)
         said = answer.content()
+        if not said.strip() and _is_thinking(answer):
+            raise InconclusiveError(f"it still thinks after {_ANSWER_TOKENS} tokens")
         is_right = any(word.casefold() in said.casefold() for word in words)
         found, wanted = excerpt(said, _SHOWN_CHARACTERS), " or ".join(words)
         trial.require(is_right, f"it says {found!r} and not {wanted}", answer)
 
     return check
+
+
+def _is_thinking(answer: Answer) -> bool:
+    """Whether `max_tokens` cut its thoughts."""
+    return bool(answer.reasoning()) and answer.finish_reason() == "length"
 
 
 CHECKS = (

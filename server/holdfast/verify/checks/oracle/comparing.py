@@ -13,6 +13,7 @@ from holdfast.verify.agreement import (
 )
 from holdfast.verify.baseline import NOISE_FACTOR, Baseline, RecordedSequence
 from holdfast.verify.check import Check
+from holdfast.verify.checks.oracle.dates import differ_in_days
 from holdfast.verify.checks.oracle.permutation import p_value
 from holdfast.verify.checks.oracle.recording import prompt_of, rounds_of
 from holdfast.verify.checks.self_agreement.judging import judge, malformed_blamed, noise
@@ -31,15 +32,20 @@ _MOST_CONTEXT_TOKENS = 8192
 
 async def prompts(trial: Trial) -> None:
     """Every text of the baseline still becomes the same token ids: tokenizer and template."""
-    texts = _baseline(trial).texts
+    texts, recorded_at = _baseline(trial).texts, _baseline(trial).recorded_at
     if not texts:
         raise SkippedError("the baseline has no texts")
     for one in texts:
         ids = await prompt_of(trial, one.text, is_chat=one.is_chat)
         name = f"{'chat' if one.is_chat else 'text'} {one.text[:_SHOWN_CHARACTERS]!r}"
-        trial.require(ids is not None, f"the {name} has no token ids any more")
-        is_same = ids is None or tuple(ids) == one.token_ids
-        trial.require(is_same, f"the {name} becomes other token ids")
+        if ids is None:
+            trial.blame(f"the {name} has no token ids any more")
+        elif tuple(ids) != one.token_ids:
+            is_day = one.is_chat and await differ_in_days(trial, one.token_ids, ids, recorded_at)
+            if is_day:
+                trial.warn(f"the {name} becomes a prompt with another day, and the same else")
+            else:
+                trial.blame(f"the {name} becomes other token ids")
     trial.measure("prompts that differ", len(trial.faults), limit=equal_to(0))
     trial.measure("prompts", len(texts))
 

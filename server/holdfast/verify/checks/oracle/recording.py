@@ -159,6 +159,7 @@ CHECKS = (
         "oracle",
         record,
         "A baseline of this server could be measured; it is made only with --record.",
+        needs=("completions",),
         deadline_seconds=3600.0,
         asked_for=lambda options: options.records,
     ),

@@ -37,7 +37,8 @@ _CHUNKED: dict[Profile, tuple[int, ...]] = {
     "standard": (520, 1040, 2072, 3000, 4120, 8190),
 }
 _EVERY_CHUNKED = (*_CHUNKED["standard"], 6000, 12000, 16400, 24000, 32800, 65600, 131000)
-_HITS = re.compile(r"^vllm:prefix_cache_hits(?:_total)?(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+_HITS = re.compile(r"^vllm:prefix_cache_hits(?:_total)?(?:\{[^}\n]*\})? (\S+)", re.MULTILINE)
+"""Within a line, as that of `vitals`."""
 _OK = 200
 _HITS_SECONDS = 10.0
 _POLL_SECONDS = 0.1

@@ -49,7 +49,7 @@ async def _restart(trial: Trial) -> None:
     if answer.status in _REFUSED or facts is None:
         raise SkippedError(
             f"the server does not restart its engine for this key (HTTP {answer.status})",
-            "give --api-key-file a file with an admin key",
+            "give --admin-api-key-file a file with the admin key",
         )
     (await course_of(trial)).told.append(facts)
     trial.require(answer.status == _ACCEPTED, f"POST /admin/restart got {answer.status}", answer)

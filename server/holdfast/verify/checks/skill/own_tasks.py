@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 
 from holdfast.verify.answers import MalformedError
+from holdfast.verify.baseline import OWN_TASKS
 from holdfast.verify.check import Check
 from holdfast.verify.records import Request
 from holdfast.verify.target import NoAnswerError
@@ -35,14 +37,14 @@ async def own_tasks(trial: Trial) -> None:
             return await _solves(trial, task)
 
     outcomes = await asyncio.gather(*map(solved, tasks))
-    trial.score("own tasks solved", sum(outcomes), len(outcomes))
+    trial.score(OWN_TASKS, sum(outcomes), len(outcomes))
 
 
 async def _solves(trial: Trial, task: Task) -> bool:
     """Ask without a record of the request, which would put the user's text into the report."""
     body = trial.chat_body(task.prompt, max_tokens=_ANSWER_TOKENS)
     try:
-        answer = await trial.target.ask(Request("POST", CHAT, body))
+        answer = await trial.admitted(partial(trial.target.ask, Request("POST", CHAT, body)))
         if answer.status != _OK:
             trial.warn(f"the task in line {task.line} got {answer.status}")
             return False

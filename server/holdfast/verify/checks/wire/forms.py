@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from holdfast.verify.answers import dig
@@ -62,7 +63,7 @@ def _require_head(trial: Trial, answer: Answer, kind: str) -> None:
 async def choices(trial: Trial) -> None:
     """Several answers to one prompt, at once and as streams."""
     path, body = either(trial, PROMPT, max_tokens=6, n=_CHOICES, temperature=1.0)
-    answer = await trial.ask(path, body)
+    answer = await trial.admitted(partial(trial.ask, path, body))
     if answer.status in _REFUSED:
         raise SkippedError("the server returns one choice, whatever `n` is")
     with trial.demanding_form(answer):
@@ -83,7 +84,7 @@ async def logprobs(trial: Trial) -> None:
         body |= {"logprobs": True, "top_logprobs": _TOP}
     else:
         body |= {"logprobs": _TOP}
-    answer = await trial.ask(path, body)
+    answer = await trial.admitted(partial(trial.ask, path, body))
     if answer.status in _REFUSED:
         raise SkippedError("the server gives no log-probabilities")
     if not trial.require(answer.status == _OK, f"its status is {answer.status}", answer):
