@@ -150,6 +150,42 @@ def test_the_states_are_bands_of_the_time_line(tab: Tab, script: ScriptedPage) -
     assert tab.page.locator("#timeline .mark").count() == 0
 
 
+def test_a_planned_restart_is_no_death(tab: Tab, script: ScriptedPage) -> None:
+    """Nobody has to do anything about it."""
+    death = {"kind": "death", "cause": "requested", "reason": "--recycle-after"}
+    planned = {"at": ago(60), "generation": 2, **death}
+    script.document["timeline"]["9"] = planned
+    script.document["engine"]["last_exit"] = "requested: --recycle-after"
+    opened(tab, script)
+    choose_hours(tab, 1)
+    assert tab.page.locator("#timeline .mark-restart").count() == 1
+    assert tab.page.locator("#timeline [data-bad], #timeline .mark-death").count() == 0
+    said = tab.page.locator("#timeline svg.timeline").get_attribute("aria-label")
+    assert said == "The last hour: 0 deaths, 0 growths"
+    assert "last restart" in tab.text("#facts")
+
+
+def test_each_of_several_engines_has_its_name(tab: Tab, script: ScriptedPage) -> None:
+    """With data parallelism, all of them have a rank 0."""
+    script.change(ranks={"0/0": a_rank(), "1/0": a_rank(engine=1)})
+    opened(tab, script)
+    assert tab.texts("#memory h3") == ["Engine 0, rank 0", "Engine 1, rank 0"]
+    grown = tab.page.locator("#timeline .mark-growth").get_attribute("data-detail")
+    assert grown is not None
+    assert "on rank 0 of engine 0" in grown
+
+
+def test_two_servers_of_one_origin_have_keys_of_their_own(tab: Tab, script: ScriptedPage) -> None:
+    """A proxy may have several below it, which must not get each other's."""
+    opened(tab, script)
+    tab.page.evaluate("sessionStorage.setItem('holdfast-key /other/', 'of another server')")
+    asked = []
+    tab.page.on("request", lambda request: asked.append(request.headers.get("authorization")))
+    tab.page.reload()
+    tab.until_text("#word", "READY")
+    assert set(asked) == {None}
+
+
 def choose_hours(tab: Tab, hours: int) -> None:
     """Show this much of the time line."""
     tab.page.locator("#span label", has_text=f"{hours} h").first.click()

@@ -156,7 +156,8 @@ class Forecast:
         if expected is None:
             return None
         passed = self._clock() - began
-        return max(expected - passed, passed * OVERDUE_FRACTION, 1.0)
+        left = passed * OVERDUE_FRACTION if passed > expected else expected - passed
+        return max(left, 1.0)
 
 
 def _read(path: Path) -> dict[Kind, list[float]]:

@@ -146,7 +146,8 @@ class StateMachine:
         self._set(target, reason, detail)
 
     def _set(self, state: State, reason: str, detail: str) -> None:
-        self.state, self.since_unix_seconds = state, time.time()
+        if state is not self.state:
+            self.state, self.since_unix_seconds = state, time.time()
         self.reason, self.detail = reason, detail
         self.has_been_ready = self.has_been_ready or state is State.READY
         self._on_change(state, f"{reason}: {detail}" if detail else reason)

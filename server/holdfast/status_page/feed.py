@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import secrets
 import time
@@ -53,6 +54,8 @@ class Feed:
         self._name = secrets.token_hex(4)
         """Distinguishes the events of this process from those of another."""
         self._document: Document = {}
+        self._built_seconds = -math.inf
+        """When it was built last."""
         self._number = 0
         """The number of the newest change."""
         self._changes: deque[tuple[int, bytes]] = deque(maxlen=KEPT_CHANGES)
@@ -102,7 +105,9 @@ class Feed:
         self._empty.clear()
         try:
             if self._producer is None or self._producer.done():
-                self._refresh()
+                # One that comes and goes all the time must not have it built each time.
+                if time.monotonic() - self._built_seconds >= INTERVAL_SECONDS:
+                    self._refresh()
                 self._producer = asyncio.create_task(self._produce(), name="status page")
             yield
         finally:
@@ -169,7 +174,7 @@ class Feed:
 
     def _refresh(self) -> None:
         """Build the document, and keep what has changed."""
-        document = self._build()
+        document, self._built_seconds = self._build(), time.monotonic()
         if self._clock.was_set():
             # Only the whole document has the time, by which viewers set their clocks.
             self._changes.clear()

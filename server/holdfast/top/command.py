@@ -77,6 +77,7 @@ class _Watch:
         self.mirror = Mirror()
         self.problem = "connecting"
         """Why nothing new arrives; empty while the stream is read, and between two of its parts."""
+        self._lost_unix_seconds: float | None = None
         self._url = url
         self._key = key
 
@@ -121,9 +122,21 @@ class _Watch:
                 if not self.mirror.document:
                     raise
                 lost = error.cause.removesuffix(".")
-            self.problem = f"{lost}; trying again" if lost else ""
+            self._tell(f"{lost}; trying again" if lost else "")
             await asyncio.sleep(retry_seconds)
             retry_seconds = min(MAX_RETRY_SECONDS, 2 * retry_seconds)
+
+    @property
+    def now_unix_seconds(self) -> float:
+        """The server's time; without a connection that of its loss, since nothing gets older."""
+        if self.problem and self._lost_unix_seconds is not None:
+            return self._lost_unix_seconds
+        return self.mirror.now_unix_seconds
+
+    def _tell(self, problem: str) -> None:
+        if problem and not self.problem:
+            self._lost_unix_seconds = self.mirror.now_unix_seconds
+        self.problem = problem
 
     def _client(self) -> httpx.AsyncClient:
         # The stream is read as it comes: a proxy must not compress it.
@@ -192,7 +205,7 @@ def _drawn(watch: _Watch, stream: TextIO) -> Iterator[None]:
         if not mirror.document:
             return Group(*head)
         lines = console.size.height - len(head)
-        return Group(*head, screen(mirror.document, mirror.now_unix_seconds, lines=lines))
+        return Group(*head, screen(mirror.document, watch.now_unix_seconds, lines=lines))
 
     with Live(
         console=console,

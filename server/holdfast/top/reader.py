@@ -6,6 +6,7 @@ The server is another process, perhaps another program: nothing of the stream is
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from holdfast.status_page.patch import Document, merged
 
 MAX_EVENT_BYTES = 16 << 20
 """The largest event of a real server has a few hundred kilobytes."""
+_ID = re.compile("[!-~]{1,100}")
+"""The names of events that a header can carry."""
 
 
 class StreamError(Exception):
@@ -80,7 +83,7 @@ class Mirror:
             data = _object(event.data)
             is_whole = event.name == "snapshot"
             self.document = data if is_whole else merged(self.document, data)
-            self.last_event_id = event.event_id
+            self.last_event_id = event.event_id if _ID.fullmatch(event.event_id) else ""
             self.has_said_goodbye = self.has_to_renew = False
             if is_whole:
                 self._set_clock(data.get("time"))

@@ -38,6 +38,8 @@ def test_the_next_process_knows_what_the_last_one_took(tmp_path: Path) -> None:
     assert forecast.seconds_left == 40.0
     clock.now_seconds += 30
     assert forecast.seconds_left == 10.0
+    clock.now_seconds += 6
+    assert forecast.seconds_left == 4.0
 
 
 def test_what_is_overdue_is_promised_for_later(tmp_path: Path) -> None:

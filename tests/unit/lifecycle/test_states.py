@@ -12,6 +12,7 @@ from holdfast.lifecycle.states import (
     Generation,
     GenerationOutcome,
     State,
+    StateMachine,
     is_allowed,
 )
 from holdfast.records import Death
@@ -73,6 +74,18 @@ def test_what_is_derived_from_the_state() -> None:
     """A serving state is healthy, and a hopeless state is neither."""
     assert SERVING <= HEALTHY
     assert not HOPELESS & HEALTHY
+
+
+def test_a_new_reason_does_not_begin_the_state_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has lasted since it was entered, whatever it was for."""
+    monkeypatch.setattr("holdfast.lifecycle.states.time.time", iter(range(100)).__next__)
+    machine = StateMachine(lambda _state, _reason: None)
+    machine.move(State.PROBING, "running the suite")
+    since = machine.since_unix_seconds
+    machine.enter(State.PROBING, "running it again")
+    assert (machine.reason, machine.since_unix_seconds) == ("running it again", since)
+    machine.move(State.READY, "proven")
+    assert machine.since_unix_seconds > since
 
 
 def test_a_generation_keeps_what_it_makes_up_for() -> None:

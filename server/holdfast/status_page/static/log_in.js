@@ -1,6 +1,7 @@
 /** Asks for a key, and keeps it for as long as this tab of the browser is open. */
 
-const NAME = "holdfast-key";
+/** Behind a proxy, another server may have the same origin and another path. */
+const NAME = `holdfast-key ${new URL(".", document.baseURI).pathname}`;
 
 /** The key, also where the browser lets the page keep nothing. */
 let ownKey = "";

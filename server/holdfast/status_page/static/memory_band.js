@@ -14,7 +14,7 @@ const MOST_OPEN = 2;
 
 /** Draw all ranks into a place of the page. */
 export function showMemory(place, { report }) {
-  const ranks = inOrder(report.ranks);
+  const ranks = named(inOrder(report.ranks));
   if (!ranks.some(holdsMemory)) {
     const said = ranks.length ? "No engine holds memory now." : "No rank has measured its memory yet.";
     show(
@@ -31,6 +31,15 @@ export function showMemory(place, { report }) {
     place,
     ranks.map((rank) => rankShown(rank, sharedBy(rank, report), isOpen(rank))),
   );
+}
+
+/** The ranks with what to call them: with data parallelism, each engine has a rank 0. */
+function named(ranks) {
+  const engines = new Set(ranks.map(({ engine }) => engine));
+  return ranks.map((rank) => ({
+    ...rank,
+    name: engines.size > 1 ? `Engine ${rank.engine}, rank ${rank.rank}` : `Rank ${rank.rank}`,
+  }));
 }
 
 /**
@@ -69,7 +78,7 @@ function lastOfRank(rank) {
     element(
       "header",
       {},
-      element("h3", {}, `Rank ${rank.rank}`),
+      element("h3", {}, rank.name),
       element("p", {}, place.filter(Boolean).join(", ")),
     ),
     notes(rank),
@@ -117,9 +126,9 @@ function rankShown(rank, shared, isOpen) {
     "article",
     { class: "rank", "data-key": rank.id },
     heading(rank, total, shared),
-    bar([...parts, ...rest], whole, `Rank ${rank.rank}`, rank.memory?.budget_bytes),
+    bar([...parts, ...rest], whole, rank.name, rank.memory?.budget_bytes),
     isSmall && link(sum(parts), whole),
-    isSmall && bar(parts, sum(parts), `Rank ${rank.rank}`),
+    isSmall && bar(parts, sum(parts), rank.name),
     element("ul", { class: "legend" }, [...parts, ...rest].map(legendEntry)),
     workspaces(rank, isOpen),
     notes(rank),
@@ -132,7 +141,7 @@ function heading(rank, total, shared) {
   return element(
     "header",
     {},
-    element("h3", {}, `Rank ${rank.rank}`),
+    element("h3", {}, rank.name),
     element("p", {}, place.filter(Boolean).join(", ")),
     element("p", { class: "total" }, total ? `${bytes(total)}, ${kind}` : "size unknown"),
   );
@@ -219,7 +228,7 @@ function workspaces(rank, isOpen) {
     element("summary", {}, `${plural(slots.length, "workspace")}, ${bytes(held)}${limit}`),
     element(
       "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": `slots of rank ${rank.rank}` },
+      { class: "scroll", tabindex: 0, role: "region", "aria-label": `slots of ${rank.name}` },
       element(
         "table",
         {},

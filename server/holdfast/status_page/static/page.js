@@ -110,7 +110,7 @@ function linkSaid() {
     live: "live",
     stopped: "The server has stopped.",
     lost: "There is no connection to the server.",
-    full: link.detail || "The server has too many viewers.",
+    full: link.detail,
     absent: "This server has no status page: it is older, or runs with --ui off.",
     locked: "The server asks for a key.",
   }[link.name];

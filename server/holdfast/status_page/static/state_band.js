@@ -65,9 +65,13 @@ function facts(view) {
     fact("context", tokens(limits?.max_model_len), capacity(limits)),
     fact("runs on", devices(server), driver(server)),
     fact("versions", ...versions(server.versions ?? {})),
-    engine.last_exit && fact("last death", engine.last_exit, null, "wide"),
+    engine.last_exit && fact(nameOfExit(engine.last_exit), engine.last_exit, null, "wide"),
     inOrderOfName(report.nodes).map(([name, node]) => nodeFact(name, node)),
   ];
+}
+
+function nameOfExit(exit) {
+  return exit.startsWith("requested") ? "last restart" : "last death";
 }
 
 function fact(name, value, more = null, width = null) {

@@ -228,7 +228,9 @@ async function refusalOf(response) {
   }
   if (response.status === 503) {
     const retryAfterSeconds = Number(response.headers.get("Retry-After")) || 0;
-    return { name: "full", detail: await messageOf(response), retryAfterSeconds };
+    const detail = await messageOf(response);
+    // A proxy says 503 too, while the server is down.
+    return { name: detail ? "full" : "lost", detail, retryAfterSeconds };
   }
   if (response.status === 404) return { name: "absent" };
   const type = response.headers.get("Content-Type") ?? "";

@@ -19,6 +19,7 @@ const [MARK_TOP, BAND_TOP, BAND_HEIGHT, HEIGHT] = [3, 20, 24, 66];
 const EDGE = 0.03;
 const SHAPES = {
   death: "M-6 0H6L0 10Z",
+  restart: "M-6 0H6L0 10Z",
   growth: "M0 0L6 10H-6Z",
   probe: "M0 0A5 5 0 1 1 0 10A5 5 0 1 1 0 0Z",
   verify: "M0 -1L6 5L0 11L-6 5Z",
@@ -26,9 +27,12 @@ const SHAPES = {
 
 /** Draw the time line; `wanted` is the number of seconds to show, or 0 for as many as are known. */
 export function showTimeline(places, view, wanted) {
+  const engines = new Set(Object.values(view.report.ranks ?? {}).map(({ engine }) => engine));
   const entries = inOrder(view.report.timeline).map((entry) => ({
     ...entry,
+    kind: isPlanned(entry) ? "restart" : entry.kind,
     at: instant(entry.at),
+    isOfSeveral: engines.size > 1,
   }));
   const span = spanOf(entries, view.now, wanted);
   const scale = { from: view.now - span.seconds * 1000, to: view.now, tick: span.tick };
@@ -164,9 +168,10 @@ function happened(entry) {
     case "state":
       return entry.reason;
     case "death":
+    case "restart":
       return `${words(entry.cause)}: ${entry.reason}`;
     case "growth":
-      return `${plural(entry.growths, "growth")} on ${ranks(entry.ranks)}, ${phase(entry.phase)}`;
+      return `${plural(entry.growths, "growth")} on ${ranks(entry)}, ${phase(entry.phase)}`;
     case "probe":
       return probed(entry);
     case "verify":
@@ -181,12 +186,18 @@ function probed({ suite, passed, proven_tokens: proven, duration_seconds: second
   return `${suite} ${outcome} in ${duration(seconds)}`;
 }
 
-function ranks(numbers) {
-  return numbers.length === 1 ? `rank ${numbers[0]}` : plural(numbers.length, "rank");
+function ranks({ ranks: numbers, engine, isOfSeveral }) {
+  const which = numbers.length === 1 ? `rank ${numbers[0]}` : plural(numbers.length, "rank");
+  return isOfSeveral ? `${which} of engine ${engine}` : which;
 }
 
 function phase(name) {
   return name === "locked" ? "after the lock" : `phase ${name}`;
+}
+
+/** Whether somebody, or --recycle-after, asked for the end of an engine. */
+function isPlanned({ kind, cause }) {
+  return kind === "death" && cause === "requested";
 }
 
 function isBad({ kind, passed, verdict }) {

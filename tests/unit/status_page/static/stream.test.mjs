@@ -155,6 +155,17 @@ test("a full server says why, and for how long it is to be left alone", async (t
   assert.ok(told.retryAtMilliseconds > Date.now() + 25_000);
 });
 
+test("a proxy whose server is down does not speak of viewers", async (t) => {
+  const down = (response) => {
+    response.writeHead(503, { "content-type": "text/html" });
+    response.end("<h1>no upstream</h1>");
+  };
+  const { url } = await serving(t, down);
+  const { follower, first } = following(t, url);
+  follower.start("");
+  await first(named("lost"));
+});
+
 test("a server without the stream, and a proxy's own page, are told apart", async (t) => {
   const page = (response) => {
     response.writeHead(200, { "content-type": "text/html" });
