@@ -7,11 +7,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from holdfast import cli
 from holdfast.doctor.command import read_deployments
 from holdfast.doctor.findings import Finding
-from holdfast.doctor.manifest_checks import check_deployment
-from holdfast.doctor.parallelism import read_layout
+from manifests import hazards_of
 from ops.prometheus import tool
 from ops.queries import ROOT
 
@@ -36,6 +34,4 @@ def hazards(directory: Path, document: str) -> list[Finding]:
     path = directory / "compose.yaml"
     path.write_text(document)
     (deployment,) = read_deployments([path])
-    settings = cli.parse_serve(deployment.arguments, {}, needs_model=False)
-    findings = check_deployment(deployment, read_layout(deployment.arguments), settings)
-    return [one for one in findings if one.severity != "ok"]
+    return hazards_of(deployment)

@@ -44,7 +44,7 @@ def _has_port(rule: dict[str, Any], port: int, protocol: str) -> bool:
 def _has_address(rule: dict[str, Any], address: str) -> bool:
     if "to" not in rule:
         return True
-    blocks = [peer["ipBlock"] for peer in rule["to"]]
+    blocks = [peer["ipBlock"] for peer in rule["to"] if "ipBlock" in peer]
     found = ip_address(address)
     return any(
         found in ip_network(block["cidr"])
@@ -67,6 +67,16 @@ def test_the_hub_and_names_are_reached(answer: Answer, address: str) -> None:
     assert may_reach(spec, address, 443)
     assert not may_reach(spec, address, 22)
     assert may_reach(spec, "169.254.20.10", 53, "UDP")
+
+
+def test_names_are_looked_up_on_openshift_too(answer: Answer) -> None:
+    """Its DNS pods listen at 5353, which is open in their namespace alone."""
+    spec = policy(answer, "one model")
+    (rule,) = (one for one in spec["egress"] if _has_port(one, 5353, "UDP"))
+    assert _has_port(rule, 5353, "TCP")
+    names = {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}
+    assert rule["to"] == [{"namespaceSelector": names}]
+    assert not may_reach(spec, PUBLIC[0], 5353, "UDP")
 
 
 def test_more_or_less_may_be_reached(answer: Answer) -> None:

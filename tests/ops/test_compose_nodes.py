@@ -117,9 +117,10 @@ def test_both_share_what_is_downloaded_and_compiled() -> None:
     assert config("head.yaml")["name"] == config("follower.yaml")["name"]
 
 
-def test_the_doctor_is_content(tmp_path: Path) -> None:
-    """No hazard that `holdfast doctor --manifest` knows is in what starts the head."""
-    assert hazards(tmp_path, compose("head.yaml", **GIVEN).stdout) == []
+@every_file
+def test_the_doctor_is_content(tmp_path: Path, name: str) -> None:
+    """No hazard that `holdfast doctor --manifest` knows is in what starts head or follower."""
+    assert hazards(tmp_path, compose(name, **GIVEN).stdout) == []
 
 
 @every_file

@@ -28,14 +28,15 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120", "compute_120")
 CUDA = Machine(
     environment={},
     gpu_facts=GpuFacts((H100, H100), ARCHITECTURES, are_peers=True),
-    swap_free_bytes=16 * GIB,
     shared_memory_free_bytes=16 * GIB,
     state_directory=STATE,
 )
 """Two H100 on NVLink, with nothing wrong."""
 
 SPARK = replace(CUDA, gpu_facts=GpuFacts((GB10,), ARCHITECTURES))
-"""A DGX Spark with nothing wrong."""
+"""A DGX Spark, which vLLM's default share of its memory leaves too little."""
+LESS_MEMORY = Layout(gpu_memory_utilization=0.85)
+"""What a DGX Spark has enough for."""
 
 CPU = replace(CUDA, is_cpu_build=True, gpu_facts=GpuFacts())
 """A machine without a GPU and with vLLM's build for it."""

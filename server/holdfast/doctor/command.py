@@ -123,7 +123,7 @@ def read_deployments(paths: Sequence[Path]) -> list[Deployment]:
             container.
     """
     found = (deployment for path in paths for deployment in _read_manifest(path))
-    served = [deployment for deployment in found if deployment.is_ours or deployment.is_stock]
+    served = [deployment for deployment in found if deployment.is_checked]
     if not served:
         raise UsageError(
             f"--manifest: {', '.join(map(str, paths))}: no container in it runs Holdfast or vLLM.",
@@ -216,6 +216,9 @@ def _deployment_findings(
     expand: Callable[[Sequence[str]], list[str]],
     read_settings: ReadSettings,
 ) -> Iterator[Finding]:
+    if deployment.is_follower:
+        yield from manifest_checks.check_follower(deployment)
+        return
     # The file is in the container, not on this machine.
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", nargs="?")
@@ -225,7 +228,7 @@ def _deployment_findings(
     if deployment.is_ours and not deployment.problem:
         refusals += [*other_refusals, *_key_findings(deployment, settings)]
         for finding in refusals:
-            yield replace(finding, source=deployment.source)
+            yield manifest_checks.as_seen(deployment, finding)
     for finding in other_refusals if not deployment.is_ours else ():
         seen = f"checked as if it had one rank: {finding.seen}"
         yield replace(warning("command-line", seen, finding.remedy), source=deployment.source)

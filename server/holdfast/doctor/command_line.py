@@ -10,14 +10,14 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import PurePath
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 """Stands for a value that comes from elsewhere: another machine, a secret, a shell."""
 _SHELLS = {"sh", "bash", "dash", "ash"}
-_MODULES = {"holdfast": "holdfast", "vllm.entrypoints.openai.api_server": "vllm"}
+_MODULES = {"vllm.entrypoints.openai.api_server": "vllm"}
 _PROGRAMS = {"holdfast", "vllm"}
 _REPLACED_BY_SHELL = re.compile(r"[$`].*", re.DOTALL)
 _SEPARATOR = re.compile(r"[();<>|&]+")
@@ -30,9 +30,11 @@ class Program:
     name: str
     """`holdfast` or `vllm`; empty for any other program."""
     arguments: tuple[str, ...]
-    """The words after `serve`, or all words if no program is named."""
+    """The words after `serve` or `follow`, or all words if no program is named."""
     shell: str = ""
     """The shell that runs the server and keeps SIGTERM from it; empty if there is none."""
+    is_follower: bool = False
+    """Whether it is `holdfast follow`."""
 
 
 def read_program(words: Sequence[str]) -> Program:
@@ -43,7 +45,7 @@ def read_program(words: Sequence[str]) -> Program:
     for command in _commands(words[script_at]):
         if found := _find_program(command):
             shell = "" if command[0] == "exec" else words[0]
-            return Program(found.name, found.arguments, shell)
+            return replace(found, shell=shell)
     # In `sh -c 'exec "$@"' -- holdfast serve`, the command comes after the script.
     return _find_program(words[script_at + 1 :]) or Program("", ())
 
@@ -64,6 +66,8 @@ def _find_program(words: Sequence[str]) -> Program | None:
         following = list(words[index + 1 :])
         if PurePath(word).name in _PROGRAMS and following[:1] == ["serve"]:
             return Program(PurePath(word).name, tuple(following[1:]))
+        if PurePath(word).name == "holdfast" and following[:1] == ["follow"]:
+            return Program("holdfast", tuple(following[1:]), is_follower=True)
         if word == "-m" and following and (name := _MODULES.get(following[0])):
             return Program(name, tuple(following[1 + (following[1:2] == ["serve"]) :]))
     return None

@@ -17,6 +17,7 @@ from holdfast.doctor.deployments import (
     known_and_unknown,
     probe_of_command,
     read_if_served,
+    whole_number,
 )
 from holdfast.errors import UsageError
 from holdfast.settings.yaml_files import nodes
@@ -131,8 +132,8 @@ def _shared_bytes(service: Mapping[str, Any]) -> int | None:
     for volume in service.get("volumes") or []:
         if str(volume.get("target")).rstrip("/") == SHARED_MEMORY:
             limit = (volume.get("tmpfs") or {}).get("size")
-            return None if limit is None else int(limit)
-    return int(service.get("shm_size") or DEFAULT_SHARED_BYTES)
+            return None if limit is None else whole_number(limit)
+    return whole_number(service.get("shm_size") or DEFAULT_SHARED_BYTES)
 
 
 def _mounts(service: Mapping[str, Any]) -> dict[str, bool]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from holdfast.doctor.command_line import UNKNOWN, Program, known_arguments, read_program
+from holdfast.doctor.command_line import UNKNOWN, Program, read_program
+from holdfast.engine.unsupported import drop_empty
 from holdfast.workspace.plan import MIB
 
 DEFAULT_SHARED_BYTES = 64 * MIB
@@ -24,6 +26,7 @@ STATE_DIRECTORY = f"{HOME}/.local/state/holdfast"
 """Where our images keep what Holdfast learned."""
 ProbeRole = Literal["startup", "readiness", "liveness", "health"]
 _URL = re.compile(r"https?://[^\s'\"\\]+")
+KEY_HEADER = "authorization"
 _LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}  # noqa: S104 - compared, not bound
 """A probe of any other host is not checked."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -39,6 +42,8 @@ class Probe:
     port: str = ""
     """A number; empty if the container has no port of the given name."""
     scheme: str = "http"
+    has_key: bool = False
+    """Whether the request has a header with an API key."""
     delay_seconds: float = 0.0
     period_seconds: float = 10.0
     timeout_seconds: float = 1.0
@@ -91,10 +96,17 @@ class Deployment:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the container runs Holdfast."""
+        """Whether the container runs a server of Holdfast."""
         if self.program.name:
-            return self.program.name == "holdfast"
+            return self.program.name == "holdfast" and not self.program.is_follower
         return "holdfast" in self._image_name and self.command[:1] in {(), ("serve",)}
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether the container runs the ranks of its node for a head."""
+        if self.program.name:
+            return self.program.is_follower
+        return "holdfast" in self._image_name and self.command[:1] == ("follow",)
 
     @property
     def is_stock(self) -> bool:
@@ -103,6 +115,11 @@ class Deployment:
             return self.program.name == "vllm"
         is_named_so = "vllm" in self.image.partition("@")[0]
         return is_named_so and not _NOT_SERVERS.search(self._image_name)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the container runs Holdfast or vLLM."""
+        return self.is_ours or self.is_stock or self.is_follower
 
     @property
     def is_cpu_build(self) -> bool:
@@ -119,16 +136,18 @@ class Deployment:
 
     @property
     def is_fully_known(self) -> bool:
-        """Whether the manifest has the values of all flags and variables that a check reads."""
-        arguments = self.arguments
-        flags = [one.partition("=")[0] for one in arguments if one.startswith("-")]
-        seen = [one.partition("=")[0] for one in known_arguments(arguments) if one.startswith("-")]
+        """Whether the manifest has all flags and variables that a check reads.
+
+        A follower gets its flags from the head.
+        """
+        words = self.arguments
         has_others = any(name.startswith("HOLDFAST_") for name in self.unknown_variables)
         return (
-            flags == seen
-            and "--config" not in flags
+            not any(UNKNOWN in word for word in words)
+            and not any(word.partition("=")[0] == "--config" for word in words)
             and self.is_environment_complete
             and not has_others
+            and not self.is_follower
         )
 
     def may_have(self, variable: str) -> bool:
@@ -160,11 +179,11 @@ class Deployment:
 
 def read_if_served(named: Deployment, read: Callable[[], Deployment]) -> Deployment:
     """Read the rest of a container that runs Holdfast or vLLM, or note its problem."""
-    if not (named.is_ours or named.is_stock):
+    if not named.is_checked:
         return named
     try:
         return read()
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         return replace(named, problem=problem)
 
@@ -179,10 +198,21 @@ def probe_of_command(command: object) -> Probe | None:
         path=f"{url.path or '/'}{'?' if url.query else ''}{url.query}",
         port=str(url.port or _DEFAULT_PORTS[url.scheme]),
         scheme=url.scheme,
+        has_key=bool(re.search(rf"\b{KEY_HEADER}\s*:", str(command), re.IGNORECASE)),
     )
 
 
+def whole_number(given: Any) -> int:
+    """Return the number as an integer; ValueError if it is none, or needs more than 64 bits."""
+    with suppress(OverflowError, ValueError):
+        if abs(number := int(given)) < 1 << 63:
+            return number
+    raise ValueError(f"{given} is not a whole number of 64 bits")
+
+
 def known_and_unknown(variables: Mapping[str, str]) -> tuple[dict[str, str], frozenset[str]]:
-    """Return the variables with a known value, and the names of the others."""
+    """Return the variables with a known value that `serve` reads, and the names of the unknown."""
     seen = {name: value for name, value in variables.items() if UNKNOWN not in value}
-    return seen, frozenset(variables) - frozenset(seen)
+    unknown = frozenset(variables) - frozenset(seen)
+    drop_empty(seen)
+    return seen, unknown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -10,8 +11,9 @@ from holdfast.doctor.gpus import Gpu
 from holdfast.doctor.machine import Machine
 from holdfast.doctor.parallelism import Layout
 
-SWAP_BYTES = 8 * GIB
-"""Below this, an overshoot on a unified-memory machine freezes it before anything is killed."""
+HOST_BYTES = 12 * GIB
+"""What a host needs beside a GPU that shares its memory: a tenth of a DGX Spark. Owners of one
+report 0.85 to 0.90 as the most that vLLM can have."""
 CUSTOM_ALL_REDUCE_SIZES = (2, 4, 6, 8, 16)
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """vLLM reads the first one that is set
@@ -117,14 +119,17 @@ def _check_unified_memory(machine: Machine, layout: Layout) -> Iterator[Finding]
     unified: list[Gpu] = [gpu for gpu in machine.gpu_facts.gpus if gpu.is_unified_memory]
     if not unified or machine.is_cpu_build:
         return
-    left_bytes = int(unified[0].total_bytes * (1 - layout.gpu_memory_utilization))
-    seen = f"{gib(machine.swap_free_bytes)} of swap free, {gib(left_bytes)} left to the host"
-    if machine.swap_free_bytes < SWAP_BYTES:
+    total_bytes = unified[0].total_bytes
+    left_bytes = total_bytes - int(total_bytes * layout.gpu_memory_utilization)
+    seen = f"{gib(left_bytes)} of {gib(total_bytes)} left to the host"
+    if left_bytes < HOST_BYTES:
+        most = math.floor(100 * (1 - HOST_BYTES / total_bytes)) / 100
         yield warning(
             "unified-memory",
             f"{unified[0].name} shares its memory with the host: {seen}. Running out of it "
             "freezes the machine instead of ending one process.",
-            f"add swap of {gib(SWAP_BYTES)} or more, and lower --gpu-memory-utilization.",
+            f"lower --gpu-memory-utilization to {max(most, 0.0):.2f}, which leaves "
+            f"{gib(HOST_BYTES)}; and turn swap off, because it makes --host-memory-guard late.",
         )
     else:
         yield ok("unified-memory", seen)

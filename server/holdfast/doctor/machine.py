@@ -101,7 +101,6 @@ class Machine:
     """Whether the installed vLLM is the build for CPUs."""
     gpu_facts: GpuFacts = NO_GPUS
     memory: NumaMemory = NO_MEMORY
-    swap_free_bytes: int = 0
     shared_memory_free_bytes: int = 0
     numa_nodes: int = 1
     missing_build_tools: tuple[str, ...] = ()
@@ -124,7 +123,6 @@ def read_machine(environment: Mapping[str, str], state_directory: Path | None) -
         is_cpu_build=cuda_vllm == "not installed" or "+cpu" in cuda_vllm,
         gpu_facts=find_gpus(),
         memory=read_host_memory(),
-        swap_free_bytes=psutil.swap_memory().free,
         shared_memory_free_bytes=_free_bytes(_SHARED_MEMORY),
         numa_nodes=len([*Path("/sys/devices/system/node").glob("node[0-9]*")]) or 1,
         missing_build_tools=tuple(_missing_build_tools(environment)),

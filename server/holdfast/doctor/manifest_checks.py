@@ -19,6 +19,8 @@ ENGINE_STOP_SECONDS = 30.0
 _CERTAIN_HAZARDS: set[HazardName] = {"manifest", "plugins", "startup-plan", "variables"}
 """Hazards that fail whatever the unknown flags and variables are."""
 KEEPS_ALIVE = "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH"
+_LAYOUT_OF_FOLLOWER = Layout(tensor_parallel_size=2, nodes=2)
+"""The least that an engine over several nodes has."""
 
 
 def check_deployment(
@@ -26,19 +28,26 @@ def check_deployment(
 ) -> Iterator[Finding]:
     """Yield every finding about one container; `layout` and `settings` are its own flags."""
     for finding in _findings(deployment, layout, settings):
-        severity = finding.severity
-        if not deployment.is_fully_known and finding.name not in _CERTAIN_HAZARDS:
-            severity = min(severity, Severity.WARNING, key=[*Severity].index)
-        yield replace(finding, severity=severity, source=deployment.source)
+        yield as_seen(deployment, finding)
+
+
+def as_seen(deployment: Deployment, finding: Finding) -> Finding:
+    """Return a finding about the container; what an unknown value may avert is only a warning."""
+    severity = finding.severity
+    if not deployment.is_fully_known and finding.name not in _CERTAIN_HAZARDS:
+        severity = min(severity, Severity.WARNING, key=[*Severity].index)
+    return replace(finding, severity=severity, source=deployment.source)
+
+
+def check_follower(deployment: Deployment) -> Iterator[Finding]:
+    """Yield every finding about a container that runs `holdfast follow`."""
+    for finding in _follower_findings(deployment):
+        yield as_seen(deployment, finding)
 
 
 def _findings(deployment: Deployment, layout: Layout, settings: Settings) -> Iterator[Finding]:
     if deployment.problem:
-        yield failure(
-            "manifest",
-            f"{deployment.problem}.",
-            "check it with `docker compose config` or `kubectl apply --dry-run=server`.",
-        )
+        yield _unread(deployment)
         return
     yield from _check_config_file(deployment)
     yield from _check_restart(deployment)
@@ -55,6 +64,23 @@ def _findings(deployment: Deployment, layout: Layout, settings: Settings) -> Ite
             unknown=[name for name in REFUSED_VARIABLES if deployment.may_have(name)],
         )
     yield expandable_segments(deployment.environment, layout, is_sure=False)
+
+
+def _follower_findings(deployment: Deployment) -> Iterator[Finding]:
+    if deployment.problem:
+        yield _unread(deployment)
+        return
+    yield ok("manifest", "a follower: the head has its flags, so only stop and memory are checked")
+    yield _stop_of_follower(deployment)
+    yield from _check_shared_memory(deployment, _LAYOUT_OF_FOLLOWER)
+
+
+def _unread(deployment: Deployment) -> Finding:
+    return failure(
+        "manifest",
+        f"{deployment.problem}.",
+        "check it with `docker compose config` or `kubectl apply --dry-run=server`.",
+    )
 
 
 def _check_config_file(deployment: Deployment) -> Iterator[Finding]:
@@ -105,15 +131,31 @@ def _check_stop(deployment: Deployment, drain_seconds: float) -> Iterator[Findin
     if deployment.pre_stop_seconds:
         terms = f"{deployment.pre_stop_seconds:g} s of preStop, {terms}"
     seen = f"killed after {deployment.stop_seconds:g} s; {terms} take {needed_seconds:g} s"
-    key = "terminationGracePeriodSeconds" if deployment.is_pod else "stop_grace_period"
-    value = f"{needed_seconds:g}" if deployment.is_pod else f"{needed_seconds:g}s"
-    remedy = f"{key}: {value}, or a shorter --drain-timeout."
+    remedy = f"{_stop_setting(deployment, needed_seconds)}, or a shorter --drain-timeout."
     if deployment.stop_seconds >= needed_seconds:
         yield ok(name, seen)
     elif deployment.stop_seconds <= deployment.pre_stop_seconds + drain_seconds:
         yield failure(name, f"{seen}: streams are cut off while they drain.", remedy)
     else:
         yield warning(name, f"{seen}: an engine that stops slowly is killed.", remedy)
+
+
+def _stop_of_follower(deployment: Deployment) -> Finding:
+    name: HazardName = "stop-time-out"
+    needed_seconds = deployment.pre_stop_seconds + ENGINE_STOP_SECONDS
+    seen = (
+        f"killed after {deployment.stop_seconds:g} s; it needs up to {needed_seconds:g} s to stop"
+    )
+    if deployment.stop_seconds >= needed_seconds:
+        return ok(name, seen)
+    remedy = f"{_stop_setting(deployment, needed_seconds)}."
+    return warning(name, f"{seen}: an engine that stops slowly is killed.", remedy)
+
+
+def _stop_setting(deployment: Deployment, seconds: float) -> str:
+    if deployment.is_pod:
+        return f"terminationGracePeriodSeconds: {seconds:g}"
+    return f"stop_grace_period: {seconds:g}s"
 
 
 def _check_shell(deployment: Deployment) -> Iterator[Finding]:

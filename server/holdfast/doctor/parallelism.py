@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from holdfast.engine.unsupported import refuse_nodes
@@ -114,6 +115,14 @@ def _has_kv_connector(arguments: Sequence[str]) -> bool:
     )
 
 
+def _share(text: str) -> float:
+    """Parse a share; an ArgumentTypeError for what vLLM refuses, such as `nan`."""
+    with suppress(ValueError):
+        if 0 < (share := float(text)) <= 1:
+            return share
+    raise argparse.ArgumentTypeError(f"expected a number above 0 and at most 1, not {text!r}")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag, short in (
@@ -139,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--gpu-memory-utilization",
         "--device-memory-utilization",
-        type=float,
+        type=_share,
         default=DEFAULT_MEMORY_UTILIZATION,
     )
     return parser

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from holdfast.doctor.command_line import UNKNOWN
 from holdfast.doctor.deployments import (
     DEFAULT_SHARED_BYTES,
+    KEY_HEADER,
     SHARED_MEMORY,
     Deployment,
     Probe,
@@ -18,6 +21,7 @@ from holdfast.doctor.deployments import (
     known_and_unknown,
     probe_of_command,
     read_if_served,
+    whole_number,
 )
 
 POD_STOP_SECONDS = 30.0
@@ -74,6 +78,9 @@ def _deployment(source: str, pod: dict[str, Any], container: dict[str, Any]) -> 
 
 
 def _read(named: Deployment, pod: dict[str, Any], container: dict[str, Any]) -> Deployment:
+    for key in ("command", "args"):
+        if isinstance(container.get(key), str):
+            raise ValueError(f"`{key}` is a string, not a list of words")  # noqa: TRY004 - of the file
     environment = _environment(container.get("env") or [])
     known, unknown = known_and_unknown(environment)
     volumes = {volume["name"]: volume for volume in pod.get("volumes") or []}
@@ -94,7 +101,7 @@ def _read(named: Deployment, pod: dict[str, Any], container: dict[str, Any]) -> 
         pre_stop_seconds=_pre_stop_seconds(container),
         shared_bytes=_shared_bytes(pod, {path: volume for path, volume, _ in mounts}),
         mounts={path: _is_kept(volume, mount) for path, volume, mount in mounts},
-        gpus=int(quantity(limits[GPU_RESOURCE])) if GPU_RESOURCE in limits else None,
+        gpus=whole_number(quantity(limits[GPU_RESOURCE])) if GPU_RESOURCE in limits else None,
         probes=pod_probes(container),
     )
 
@@ -119,6 +126,10 @@ def _probe(given: Mapping[str, Any], ports: Mapping[str, str]) -> Probe:
             path=str(asked.get("path") or "/"),
             port=port if port.isdigit() else ports.get(port, ""),
             scheme=str(asked.get("scheme") or "http").lower(),
+            has_key=any(
+                str(header.get("name")).lower() == KEY_HEADER
+                for header in asked.get("httpHeaders") or []
+            ),
         )
     else:
         what = probe_of_command((given.get("exec") or {}).get("command")) or Probe()
@@ -127,7 +138,7 @@ def _probe(given: Mapping[str, Any], ports: Mapping[str, str]) -> Probe:
         delay_seconds=float(given.get("initialDelaySeconds") or 0),
         period_seconds=float(given.get("periodSeconds") or 10),
         timeout_seconds=float(given.get("timeoutSeconds") or 1),
-        attempts=int(given.get("failureThreshold") or 3),
+        attempts=whole_number(given.get("failureThreshold") or 3),
     )
 
 
@@ -171,7 +182,7 @@ def _shared_bytes(pod: Mapping[str, Any], volumes: Mapping[str, dict[str, Any]])
     if SHARED_MEMORY not in volumes:
         return DEFAULT_SHARED_BYTES
     limit = (volumes[SHARED_MEMORY].get("emptyDir") or {}).get("sizeLimit")
-    return None if limit is None else int(quantity(limit))
+    return None if limit is None else whole_number(quantity(limit))
 
 
 def _is_kept(volume: Mapping[str, Any], mount: Mapping[str, Any]) -> bool:
@@ -201,4 +212,7 @@ def quantity(given: object) -> Decimal:
 
 
 def _words(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str):
+        with suppress(ValueError):  # a quote that is not closed
+            return tuple(shlex.split(given))
     return tuple(map(str, given)) if isinstance(given, list) else ()

@@ -55,7 +55,7 @@ def _worst_finding(
     path = _route(probe, settings.listen.root_path)
     return (
         _unreachable(deployment, role, probe, settings)
-        or _refused_path(deployment, role, path, settings)
+        or _refused_path(deployment, role, probe, settings)
         or _JUDGES[role](deployment, probe, path)
         or _short_timeout(deployment, name, probe)
         or ok(name, path)
@@ -97,15 +97,16 @@ def _never_succeeds(role: ProbeRole, seen: str, remedy: str) -> Finding:
 
 
 def _refused_path(
-    deployment: Deployment, role: ProbeRole, path: str, settings: Settings
+    deployment: Deployment, role: ProbeRole, probe: Probe, settings: Settings
 ) -> Finding | None:
+    path = _route(probe, settings.listen.root_path)
     if deployment.is_stock and path in OUR_PATHS:
         seen = f"{path} is not a route of vLLM's own server, which answers 404."
         return _never_succeeds(role, seen, "check /health, or run it with Holdfast.")
     is_metrics = path in METRICS_PATHS
     is_open = path in OPEN_PATHS or (is_metrics and settings.keys.metrics_auth == "none")
-    has_keys = settings.listen.api_keys or settings.keys.api_key_file
-    if deployment.is_ours and has_keys and not is_open:
+    needs_key = settings.listen.api_keys or settings.keys.api_key_file
+    if deployment.is_ours and needs_key and not (is_open or probe.has_key):
         return _never_succeeds(
             role,
             f"{path} needs an API key, so the server answers 401.",

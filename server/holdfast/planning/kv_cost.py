@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
+
 _ELEMENT_BYTES = {
     "half": 2,
     "float16": 2,
@@ -16,6 +18,8 @@ _ELEMENT_BYTES = {
     "fp8_e5m2": 1,
 }
 _STATE_SPACE = ("layers_block_type", "hybrid_override_pattern", "ssm_cfg", "linear_attn_config")
+_DRAFTS_WITHOUT_LAYERS = {"ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"}
+"""Methods of speculation whose drafts have no KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ def kv_cost(model: Any, parallel: Any, cache_dtype: str, model_dtype: str) -> Kv
     text, architecture = model.hf_text_config, model.architecture
     if reason := _irregularity(text, architecture, parallel):
         return KvCost(None, f"unknown: {reason}")
+    cache_dtype = _cache_dtype(model, cache_dtype)
     element_bytes = _element_bytes(text, cache_dtype, model_dtype)
     if element_bytes is None:
         return KvCost(
@@ -73,12 +78,30 @@ def _irregularity(text: Any, architecture: Any, parallel: Any) -> str:
             getattr(text, name, None) is not None for name in _STATE_SPACE
         ),
         "some layers share the KV cache of others": bool(getattr(text, "num_kv_shared_layers", 0)),
+        "its layers have different attention, or none": bool(getattr(text, "block_configs", None)),
+        "the layers of its drafts have a KV cache too": _has_draft_layers(parallel),
         "an encoder has its own cache": bool(getattr(text, "is_encoder_decoder", False)),
         "context parallelism splits the cache of a request": parallel.decode_context_parallel_size
         > 1,
         "it has no attention": not architecture.head_size or not architecture.total_num_kv_heads,
     }
     return next((reason for reason, holds in checks.items() if holds), "")
+
+
+def _has_draft_layers(arguments: Any) -> bool:
+    speculation = arguments.speculative_config or {}
+    method = arguments.spec_method or speculation.get("method")
+    is_on = bool(speculation or method or arguments.spec_model)
+    return is_on and method not in _DRAFTS_WITHOUT_LAYERS
+
+
+def _cache_dtype(model: Any, given: str) -> str:
+    """Return the format of the KV cache: as given, or as the checkpoint says."""
+    quantization = model.architecture.quantization_config or {}
+    if given == "auto" and quantization.get("quant_method") == "compressed-tensors":
+        # vLLM supports no other scheme than FP8, and chooses it only when it makes the layers.
+        return "fp8" if quantization.get("kv_cache_scheme") else given
+    return str(resolve_kv_cache_dtype_string(given, model))
 
 
 def _element_bytes(text: Any, cache_dtype: str, model_dtype: str) -> int | None:

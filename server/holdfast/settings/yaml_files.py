@@ -18,6 +18,7 @@ STANDARD_INPUT = Path("-")
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_NODES = 1_000_000
 """A few lines of aliases that refer to aliases can make more."""
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 def with_two_token_config(arguments: Sequence[str]) -> list[str]:
@@ -102,7 +103,7 @@ def read_yaml(flag: str, path: Path) -> list[Any]:
     import yaml  # noqa: PLC0415 - only where a flag names such a file
 
     try:
-        documents = list(yaml.safe_load_all(_text(path)))
+        documents = _documents(_text(path))
         _refuse_bomb(documents)
     except OSError as error:
         raise UsageError(
@@ -116,6 +117,33 @@ def read_yaml(flag: str, path: Path) -> list[Any]:
             remedy="name a readable YAML file of less than 4 MiB.",
         ) from None
     return documents
+
+
+def _documents(text: str) -> list[Any]:
+    import yaml  # noqa: PLC0415 - as above
+
+    class BoundedLoader(yaml.SafeLoader):
+        """Refuses a file whose merge keys (`<<`) copy more entries than a file may have nodes."""
+
+        merged = 0
+
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            for mapping in _merged_mappings(node):
+                # PyYAML would copy its entries first, and those of the mappings that it merges.
+                self.flatten_mapping(mapping)
+                self.merged += len(mapping.value)
+                if self.merged > MAX_NODES:
+                    raise ValueError("it is too large")
+            super().flatten_mapping(node)
+
+    return list(yaml.load_all(text, BoundedLoader))
+
+
+def _merged_mappings(node: Any) -> Iterator[Any]:
+    for key, value in node.value:
+        if key.tag == _MERGE:
+            merged = value.value if value.id == "sequence" else [value]
+            yield from (one for one in merged if one.id == "mapping")
 
 
 def nodes(node: Any) -> Iterator[Any]:

@@ -25,6 +25,7 @@ from machines import (
     EXPANDABLE,
     GB10,
     GIB,
+    LESS_MEMORY,
     SPARK,
     TWO,
     found,
@@ -33,7 +34,9 @@ from machines import (
 MIB = 1024**2
 
 
-@pytest.mark.parametrize(("machine", "layout"), [(CUDA, TWO), (SPARK, Layout()), (CPU, Layout())])
+@pytest.mark.parametrize(
+    ("machine", "layout"), [(CUDA, TWO), (SPARK, LESS_MEMORY), (CPU, Layout())]
+)
 def test_a_sound_machine_has_no_finding(machine: Machine, layout: Layout) -> None:
     """Two H100, a DGX Spark and a machine without a GPU, each as it should be."""
     assert {finding.severity for finding in check_machine(machine, layout)} == {Severity.OK}
@@ -46,7 +49,6 @@ def test_everything_but_ok_has_a_remedy() -> None:
         environment=EXPANDABLE,
         vllm_version="0.31.0",
         gpu_facts=GpuFacts((replace(GB10, free_bytes=GIB),), ("sm_90",)),
-        swap_free_bytes=0,
         shared_memory_free_bytes=0,
         state_directory=None,
         missing_build_tools=("g++",),

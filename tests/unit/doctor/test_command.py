@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +57,7 @@ def test_replicas_of_other_nodes_and_half_a_head_are_refused(
 
 def test_the_lines_for_people_have_every_finding_and_remedy() -> None:
     """Each source once, each finding with its remedy, and the counts at the end."""
-    machine = replace(SPARK, swap_free_bytes=0)
-    seen = list(check_machine(machine, Layout()))
+    seen = list(check_machine(SPARK, Layout()))
     lines = list(as_lines(seen))
     assert lines[0] == "this machine:"
     assert sum("Remedy: " in line for line in lines) == 1
@@ -149,6 +147,16 @@ def test_files_that_would_not_end_are_refused(tmp_path: Path) -> None:
         read_deployments([text_of(tmp_path, "\n".join(lines))])
     with pytest.raises(UsageError, match="is not YAML"):
         read_deployments([text_of(tmp_path, "x" * (MAX_FILE_BYTES + 1))])
+
+
+def test_merges_that_would_not_end_are_refused(tmp_path: Path) -> None:
+    """Each level of `<<` copies the entries of the level below as often as it names it."""
+    lines = [
+        f"a0: &a0 {{{', '.join(f'k{n}: 0' for n in range(101))}}}",
+        *(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 101)}]}}" for n in (1, 2)),
+    ]
+    with pytest.raises(UsageError, match="is not YAML"):
+        read_deployments([text_of(tmp_path, "\n".join(lines))])
 
 
 def test_the_manifest_may_come_from_standard_input() -> None:
@@ -255,6 +263,34 @@ def test_a_model_of_the_container_need_not_be_here(tmp_path: Path) -> None:
 def test_a_value_that_is_not_known_is_no_failure(tmp_path: Path, command: list[str]) -> None:
     """Whoever starts the container may give the right one."""
     assert failures(tmp_path, service(command=command)) == []
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        service(
+            command=[
+                *("sh", "-c"),
+                "exec holdfast serve m --nnodes $$N --master-addr $$A --node-key-file /k",
+            ]
+        ),
+        service(command=["sh", "-c", "exec holdfast serve m --nnodes 2 $$FLAGS"]),
+        service(command=["serve", "m", "--config=x.yaml", "--node-key-file", "/k"]),
+        deployment(
+            args=["serve", "m", "--ssl-keyfile=/k", "--ssl-certfile=$(CERT)"],
+            env=[{"name": "CERT", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "c"}}}],
+        ),
+    ],
+    ids=["shell", "more flags", "file", "reference"],
+)
+def test_a_refusal_that_an_unknown_value_may_avert_is_no_failure(
+    tmp_path: Path, document: dict[str, Any]
+) -> None:
+    """The command line is whole only in the container, where `serve` may accept it."""
+    done = doctor("--json", "--manifest", str(written(tmp_path, document)))
+    assert done.returncode == 0, done.stdout
+    (refusal,) = [one for one in findings(done) if one["name"] == "command-line"]
+    assert refusal["severity"] == "warning"
 
 
 @pytest.mark.parametrize(

@@ -74,3 +74,9 @@ def test_a_variable_without_a_value_is_handed_on(tmp_path: Path) -> None:
     """Whoever starts the container may set it."""
     document = service(environment={"VLLM_PLUGINS": None})
     assert only(tmp_path, document).unknown_variables == {"VLLM_PLUGINS"}
+
+
+def test_a_size_without_an_end_is_a_problem(tmp_path: Path) -> None:
+    """It is that of one service, and no error of the doctor."""
+    document = service(ipc=None, shm_size=float("inf"))
+    assert "not a whole number" in only(tmp_path, document).problem

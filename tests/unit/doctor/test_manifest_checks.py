@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from holdfast.doctor.deployments import HOME, STATE_DIRECTORY
 from holdfast.doctor.findings import Severity
+from holdfast.doctor.manifest_checks import check_follower
 from holdfast.doctor.parallelism import read_layout
-from machines import (
-    GIB,
-)
+from machines import GIB, doctor, findings
 from manifests import (
     checked,
     deployment,
     only,
     service,
     volume,
+    written,
 )
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("document", [service(), deployment()], ids=["compose", "kubernetes"])
@@ -139,6 +143,13 @@ def test_variables_of_a_container(tmp_path: Path, document: dict[str, Any], name
     assert checked(tmp_path, document)[name].severity is Severity.FAILURE
 
 
+def test_an_empty_variable_of_vllm_is_not_set(tmp_path: Path) -> None:
+    """So Compose prints one without a value, and `serve` drops it; only VLLM_PLUGINS counts."""
+    environment = {"VLLM_WORKER_MULTIPROC_METHOD": "", "VLLM_PLUGINS": ""}
+    seen = checked(tmp_path, service(environment=environment))
+    assert {name for name, one in seen.items() if one.severity is Severity.FAILURE} == {"plugins"}
+
+
 def test_expandable_segments_of_a_container(tmp_path: Path) -> None:
     """Which GPUs a container will meet is not known, so it is a warning."""
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -212,3 +223,55 @@ def test_a_stock_server_that_outlives_its_engine(tmp_path: Path) -> None:
     environment = {"VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
     document = service(image="vllm/vllm-openai", command=["m"], environment=environment)
     assert checked(tmp_path, document)["restart-policy"].severity is Severity.WARNING
+
+
+def follower() -> dict[str, Any]:
+    """What Compose makes of our file for a follower."""
+    text = (ROOT / "deploy" / "compose" / "follower.yaml").read_text()
+    document: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{\w+[^}]*\}", "192.0.2.1", text))
+    (only_one,) = document["services"].values()
+    volumes = (text.split(":") for text in only_one["volumes"])
+    only_one["volumes"] = [volume(target, source=source) for source, target in volumes]
+    return document
+
+
+def test_our_follower_has_no_finding(tmp_path: Path) -> None:
+    """It is checked without the flags that its head has."""
+    done = doctor("--json", "--manifest", str(written(tmp_path, follower())))
+    assert done.returncode == 0, done.stdout
+    assert {(one["name"], one["severity"]) for one in findings(done)} == {
+        ("manifest", "ok"),
+        ("stop-time-out", "ok"),
+        ("shared-memory", "ok"),
+    }
+    assert {one["source"] for one in findings(done)} == {"manifest.yaml: follower"}
+
+
+@pytest.mark.parametrize(
+    ("document", "warned"),
+    [
+        (service(command=["follow", "h"], stop_grace_period="10s"), {"stop-time-out"}),
+        (service(command=["follow", "h"], ipc=None), {"shared-memory"}),
+        (deployment(args=["follow", "h"], terminationGracePeriodSeconds=44), {"stop-time-out"}),
+        (deployment(args=["follow", "h"], terminationGracePeriodSeconds=45), set()),
+    ],
+)
+def test_what_ends_a_follower(tmp_path: Path, document: dict[str, Any], warned: set[str]) -> None:
+    """It stops without a drain; and none of it is certain, since its head has its flags."""
+    seen = list(check_follower(only(tmp_path, document)))
+    assert {one.name for one in seen if one.severity is Severity.WARNING} == warned
+    assert Severity.FAILURE not in {one.severity for one in seen}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["holdfast", "follow", "h"],
+        ["python", "-m", "holdfast", "follow", "h"],
+        ["sh", "-c", "exec holdfast follow h --node-key-file /k"],
+    ],
+)
+def test_a_follower_is_recognised(tmp_path: Path, command: list[str]) -> None:
+    """However its command is written, and whatever its image is called."""
+    found = only(tmp_path, service(image="x", entrypoint=command, command=None))
+    assert (found.is_follower, found.is_ours) == (True, False)

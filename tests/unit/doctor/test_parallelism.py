@@ -45,6 +45,13 @@ def test_a_layout_that_cannot_be_read_is_refused() -> None:
         read_layout(["m", "-tp", "many"])
 
 
+@pytest.mark.parametrize("share", ["nan", "inf", "0", "-0.5", "1.01", "most"])
+def test_a_share_that_vllm_refuses_is_refused(share: str) -> None:
+    """No check can count with it."""
+    with pytest.raises(UsageError, match="above 0 and at most 1"):
+        read_layout(["m", f"--gpu-memory-utilization={share}"])
+
+
 def test_each_of_several_nodes_has_as_many_ranks() -> None:
     """A node with one rank has a worker process all the same."""
     layout = Layout(tensor_parallel_size=2, pipeline_parallel_size=2, nodes=2)

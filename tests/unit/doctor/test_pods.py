@@ -75,3 +75,30 @@ def test_what_passes_before_the_stop(tmp_path: Path, pre_stop: dict[str, Any]) -
     """However the container sleeps."""
     found = only(tmp_path, deployment(lifecycle={"preStop": pre_stop}))
     assert found.pre_stop_seconds == 60
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"args": "serve m"},
+        {"args": "serve 'm"},
+        {"image": "registry.example/llm", "command": "sh -c 'exec holdfast serve m'", "args": None},
+    ],
+)
+def test_a_command_that_is_a_string_is_a_problem(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Kubernetes takes lists alone; the container is recognised all the same."""
+    assert "is a string" in only(tmp_path, deployment(**changes)).problem
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"startupProbe": {"failureThreshold": float("inf")}},
+        {"startupProbe": {"failureThreshold": 10**400}},
+        {"startupProbe": {"periodSeconds": 10**400}},
+        {"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "9e999"}}]},
+    ],
+)
+def test_a_number_without_an_end_is_a_problem(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """It is that of one container, and no error of the doctor."""
+    assert only(tmp_path, deployment(**changes)).problem

@@ -104,6 +104,30 @@ def test_probes_have_no_key(path: str, settings: Settings, severity: str) -> Non
     assert found("liveness", probe(path), settings=settings).severity == severity
 
 
+def test_a_probe_may_have_a_key() -> None:
+    """Then the route that asks for one does not answer it with 401."""
+    asked = probe("/v1/models", has_key=True)
+    assert found("readiness", asked, settings=WITH_KEY).severity == "warning"
+    assert "401" not in found("readiness", asked, settings=WITH_KEY).seen
+
+
+@pytest.mark.parametrize(
+    ("given", "has_key"),
+    [
+        ({"httpGet": {"port": 1, "httpHeaders": [{"name": "Authorization", "value": "x"}]}}, True),
+        ({"httpGet": {"port": 1, "httpHeaders": [{"name": "Accept", "value": "x"}]}}, False),
+        (
+            {"exec": {"command": ["curl", "-H", "authorization: Bearer x", "http://localhost/"]}},
+            True,
+        ),
+        ({"exec": {"command": ["curl", "http://localhost/authorization"]}}, False),
+    ],
+)
+def test_the_key_of_a_probe_is_in_a_header(given: dict[str, Any], has_key: bool) -> None:
+    """In that of an HTTP request of Kubernetes, or in the words of a command."""
+    assert pod_probes({"livenessProbe": given})["liveness"].has_key is has_key
+
+
 def test_metrics_may_ask_for_a_key() -> None:
     """Then no probe gets them."""
     settings = Settings(

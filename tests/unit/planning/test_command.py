@@ -46,6 +46,10 @@ DEEPSEEK_V3: dict[str, Any] = {
     "max_position_embeddings": 4096,
 }
 
+SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+"""That of FP8, in the words of compressed-tensors."""
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"}
+
 
 def planned(*arguments: str, device: str | None = "h100") -> PlanReport:
     return command.plan(cli.parse_serve(arguments, {}), device)
@@ -140,6 +144,41 @@ def test_bytes_are_told_in_tokens(tmp_path: Path, flags: tuple[str, ...], token_
     assert slot.terms[0].kv_tokens == -(-100 * MIB // token_bytes)
 
 
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": SCHEME},
+        {"quant_method": "compressed-tensors", "kv_cache_scheme": SCHEME},
+    ],
+)
+def test_a_checkpoint_may_say_how_its_cache_is_stored(
+    tmp_path: Path, quantization: dict[str, Any]
+) -> None:
+    """With `auto` alone; what a flag says counts first."""
+    model = written(tmp_path, {**LLAMA, "quantization_config": quantization})
+    assert planned(model).ranks[0].kv_bytes_per_token == 30 * 2 * 8 * 128
+    given = planned(model, "--kv-cache-dtype", "bfloat16")
+    assert given.ranks[0].kv_bytes_per_token == 30 * 2 * 8 * 128 * 2
+
+
+def test_a_checkpoint_may_say_so_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """So ModelOpt did before version 0.31."""
+    quantization = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    content = {"producer": {"name": "modelopt"}, "quantization": quantization}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(content))
+    report = planned(written(tmp_path, LLAMA))
+    assert report.ranks[0].kv_bytes_per_token == 30 * 2 * 8 * 128
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_drafts_without_layers_cost_nothing(tmp_path: Path, method: str) -> None:
+    """They are found in the text, so the price is that of the model."""
+    drafting = json.dumps({"method": method, "num_speculative_tokens": 4})
+    report = planned(written(tmp_path, LLAMA), "--speculative-config", drafting)
+    assert report.ranks[0].kv_bytes_per_token == 30 * 2 * 8 * 128 * 2
+
+
 def test_a_latent_cache_is_named(tmp_path: Path) -> None:
     """MLA keeps one latent a token, the same on every tensor-parallel rank."""
     report = planned(written(tmp_path, DEEPSEEK_V3), "--tensor-parallel-size", "8")
@@ -154,6 +193,10 @@ def test_a_latent_cache_is_named(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention", "sliding_attention"] * 15}, ()),
         ({}, ("--kv-cache-dtype", "turboquant_k8v4")),
         ({}, ("--decode-context-parallel-size", "2", "--tensor-parallel-size", "2")),
+        ({}, ("--speculative-config", '{"method": "eagle3", "model": "d"}')),
+        ({}, ("--spec-model", "d")),
+        ({"block_configs": [{"attention": {"no_op": True}}] * 30}, ()),
+        ({"quantization_config": NVFP4}, ()),
     ],
 )
 def test_an_uneven_cache_has_no_price(

@@ -146,6 +146,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 - ports:
     - {protocol: UDP, port: 53}
     - {protocol: TCP, port: 53}
+# OpenShift's DNS pods listen here. A policy sees the port of the pod, not that of its Service.
+- ports:
+    - {protocol: UDP, port: 5353}
+    - {protocol: TCP, port: 5353}
+  to:
+    - namespaceSelector:
+        matchLabels:
+          kubernetes.io/metadata.name: openshift-dns
 {{- if .Values.networkPolicy.egress.public }}
 - ports:
     - {protocol: TCP, port: 80}
