@@ -99,7 +99,8 @@ RefusalReason = Literal[
     # any connection of `listener`, and its acceptor: to make room, or after a silence
     "idle_connection",
     "too_many_connections",
-    # `api.limits`
+    # `api.limits`, with `api.body_cost`; for WebSockets `listener.websocket_connection` and
+    # `api.message_limits`
     "buffers_full",
     "json_too_deep",
     "json_too_large",
@@ -107,7 +108,12 @@ RefusalReason = Literal[
     # vLLM, in a form that `api.errors` gives it
     "unsupported_media_type",
 ]
-"""Why a request or a connection was refused, under the module that refuses it."""
+"""Why a request or a connection was refused before the engine, under the module that refuses it.
+
+After the gate, and not counted here, refuse: `engine.blame` (422, what ended engines),
+`engine.long_prompts` (429, for lack of host memory), `engine.grammars` and `engine.media` (what
+costs too much), and vLLM itself.
+"""
 NodeRefusalReason = Literal[
     # any connection to the node port, or from it
     "too_many_peers",

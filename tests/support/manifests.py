@@ -11,7 +11,7 @@ from holdfast.cli import parse_serve
 from holdfast.doctor.command import read_deployments
 from holdfast.doctor.deployments import SHARED_MEMORY, STATE_DIRECTORY, Deployment
 from holdfast.doctor.findings import Finding
-from holdfast.doctor.manifest_checks import check_deployment
+from holdfast.doctor.manifest_checks import check_deployment, check_follower
 from holdfast.doctor.parallelism import read_layout
 from machines import doctor, findings
 
@@ -111,3 +111,12 @@ def text_of(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "file.yaml"
     path.write_text(text)
     return path
+
+
+def hazards_of(found: Deployment) -> list[Finding]:
+    """What the checks have against one container, with no variable of its environment."""
+    if found.is_follower:
+        return [one for one in check_follower(found) if one.severity != "ok"]
+    settings = parse_serve(found.arguments, {}, needs_model=False)
+    findings_of_it = check_deployment(found, read_layout(found.arguments), settings)
+    return [one for one in findings_of_it if one.severity != "ok"]

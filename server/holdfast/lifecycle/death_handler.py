@@ -3,7 +3,8 @@
 The supervisor calls three functions in this order. `watching` notices the death, counts it, and
 ends what waits for the engine. `record_death` logs what the processes left behind, has the requests
 in the engine blamed, and moves to RECOVERING. `back_off` delays the next start, and ends the server
-if the restart budget is spent.
+if the restart budget is spent. For an engine that dies while it starts, `record_failed_start` takes
+the place of the first two. `Supervisor._run_generations` is the loop that calls them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ A reader sees all of a write or nothing of it, wherever the writer was killed an
 `layout` says why. Reading never calls into the engine. Knows neither vLLM nor torch.
 
 To add a number: declare it in `records.RankReport`, or in `RankMemory` to show it in `/statusz`;
-change it with `StatsWriter.update` where it is counted; export it in `telemetry.metrics`.
+change it with `StatsWriter.update` where it is counted; export it in `telemetry.metrics`; then run
+`make reference`. A number that every step changes belongs in `layout.StepCounts` and
+`records.RankStats` instead; raise `layout.LAYOUT`.
 """
 
 from __future__ import annotations
