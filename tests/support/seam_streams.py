@@ -81,6 +81,7 @@ STREAMS = {
                 "extra_body": {
                     "thinking_token_budget": tokens,
                     "chat_template_kwargs": {"thinking": True},
+                    "bad_words": [END_OF_THOUGHT],  # the model does not end it by itself
                     **LONG,
                     **TOKENS,
                 },
