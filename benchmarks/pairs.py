@@ -31,6 +31,8 @@ LEAST_PAIRS = 5
 """With fewer the spread says nothing."""
 MANY_PAIRS = 10
 """From this many pairs on, the standard error says more than the least and the most."""
+JACKKNIFE_GROUPS = 30
+"""So many times a part of the pairs is left out."""
 SIDES = ("holdfast", "vllm serve")
 Record = dict[str, Any]
 GIB = 1024**3
@@ -110,15 +112,17 @@ def pooled_p99(
     """Return the row of the p99 of all values of a side, which are given for each pair.
 
     A p99 needs many values, and those of one burst are few. The standard error of the ratio is that
-    of a jackknife over the pairs (https://doi.org/10.1214/aos/1176345462).
+    of a jackknife (https://doi.org/10.1214/aos/1176345462), which for quantiles leaves out several
+    pairs at once (https://doi.org/10.1214/aos/1176347263).
     """
     ours, theirs = values.values()
-    count = len(ours)
+    count = min(len(ours), JACKKNIFE_GROUPS)
     p99s = {side: [_pooled(of_pairs)] for side, of_pairs in values.items()}
     if count < MANY_PAIRS:
         return Measure(label, p99s, digits, goal)
     without = [
-        log(_pooled(_left_out(ours, one)) / _pooled(_left_out(theirs, one))) for one in range(count)
+        log(_pooled(_left_out(ours, one, count)) / _pooled(_left_out(theirs, one, count)))
+        for one in range(count)
     ]
     error = sqrt((count - 1) * pvariance(without))
     return Measure(label, p99s, digits, goal, error)
@@ -133,8 +137,12 @@ def _pooled(values: Sequence[Sequence[float]]) -> float:
     return p99(list(chain.from_iterable(values)))
 
 
-def _left_out(values: Sequence[Sequence[float]], index: int) -> Sequence[Sequence[float]]:
-    return [*values[:index], *values[index + 1 :]]
+def _left_out(
+    values: Sequence[Sequence[float]], group: int, groups: int
+) -> Sequence[Sequence[float]]:
+    """Return the values without those of one of as many groups of neighbours."""
+    begin, end = (len(values) * edge // groups for edge in (group, group + 1))
+    return [*values[:begin], *values[end:]]
 
 
 def ordered(number: int, sides: Sequence[str] = SIDES) -> Sequence[str]:

@@ -90,8 +90,8 @@ def test_the_bounds_are_those_of_the_code() -> None:
     few = int(INTERVAL_SECONDS * MAX_EVENTS_PER_SECOND)
     assert f"More than {few} viewers get changes less often: " in text
     assert f"at most {MAX_EVENTS_PER_SECOND} a second are sent to all viewers together" in text
-    assert interval_seconds(50) == 2
-    assert "each of 50 gets one every two seconds" in text
+    assert interval_seconds(50) == 5
+    assert "each of 50 gets one every five seconds" in text
     assert f"After {COMMENT_SECONDS:g} s without an event" in text
     assert f"At most {MAX_VIEWERS} viewers" in text
     assert f"at most {MAX_VIEWERS_PER_KEY} with one key" in text

@@ -26,8 +26,8 @@ MAX_VIEWERS_PER_KEY = 50
 """One key cannot take the places of all others. Viewers without a key are not told apart."""
 INTERVAL_SECONDS = 0.5
 """The least time between two changes."""
-MAX_EVENTS_PER_SECOND = 25
-"""For all viewers together, so that fifty of them cost the server no more than a dozen do."""
+MAX_EVENTS_PER_SECOND = 10
+"""For all viewers together, so that fifty of them cost the server no more than five do."""
 KEPT_CHANGES = 16
 """The changes that a slow viewer may be behind."""
 COMMENT_SECONDS = 15.0

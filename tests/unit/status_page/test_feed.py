@@ -59,6 +59,7 @@ def played(
 ) -> Counted:
     """Play a scene with a feed that looks for changes as often as it can."""
     monkeypatch.setattr(feeds, "INTERVAL_SECONDS", 0.001)
+    monkeypatch.setattr(feeds, "MAX_EVENTS_PER_SECOND", 1_000_000)
     counted = Counted()
 
     async def play() -> None:
@@ -125,11 +126,11 @@ def test_all_viewers_get_the_same_bytes_of_one_producer(monkeypatch: pytest.Monk
     played(scene, monkeypatch)
 
 
-@pytest.mark.parametrize("viewers", [0, 1, 12, 13, 50, MAX_VIEWERS])
+@pytest.mark.parametrize("viewers", [0, 1, 5, 6, 50, MAX_VIEWERS])
 def test_many_viewers_get_no_more_events_in_all_than_a_few(viewers: int) -> None:
     """So what they cost is bounded; nobody waits longer than a few seconds."""
     seconds = interval_seconds(viewers)
-    assert INTERVAL_SECONDS <= seconds <= 4
+    assert INTERVAL_SECONDS <= seconds <= 10
     assert viewers / seconds <= MAX_EVENTS_PER_SECOND
     assert (seconds == INTERVAL_SECONDS) == (viewers <= INTERVAL_SECONDS * MAX_EVENTS_PER_SECOND)
 
