@@ -42,8 +42,18 @@ _NVIDIA = "proc/driver/nvidia/version"
 _AMD = "sys/module/amdgpu/version"
 
 
-_Seen = list[tuple[Path, int, int]]
-"""Paths, sizes and times of files."""
+class _Look:
+    """The paths, sizes and times of files at the last look."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[Path, int, int]] | None = None
+
+    def has_changed(self, place: Path | None) -> bool:
+        """Return whether the files differ from the last look; OSError keeps that one."""
+        files = () if place is None else islice(_regular_files(place), _MAX_FILES)
+        now = [(path, status.st_size, status.st_mtime_ns) for path, status in files]
+        before, self._seen = self._seen, now
+        return before not in (None, now)
 
 
 class ModelFiles:
@@ -51,7 +61,7 @@ class ModelFiles:
 
     def __init__(self, config: Any) -> None:
         self._config = config
-        self._seen: _Seen | None = None
+        self._look = _Look()
 
     def have_changed(self) -> bool:
         """Return whether paths, sizes or times differ from the last look; waits for the disk.
@@ -61,10 +71,9 @@ class ModelFiles:
         model = self._config.model_config
         try:
             place = directory_of(model.model, model.revision, self._config.load_config.download_dir)
-            before, self._seen = self._seen, _seen(place)
+            has_changed = self._look.has_changed(place)
         except OSError:
             return False
-        has_changed = before not in (None, self._seen)
         if has_changed:
             logger.warning("the model's files have changed: no stream of the last engine goes on")
         return has_changed
@@ -74,21 +83,15 @@ class AdapterFiles:
     """The files of LoRA adapters, as far as that shows without reading them."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, _Seen] = {}
+        self._looks: dict[int, _Look] = {}
 
     def have_changed(self, lora_id: int, place: Path) -> bool:
         """Return whether an adapter's files differ from the last look; see `ModelFiles`."""
+        look = self._looks.setdefault(lora_id, _Look())
         try:
-            before, now = self._seen.get(lora_id), _seen(place if place.exists() else None)
+            return look.has_changed(place if place.exists() else None)
         except OSError:
             return False
-        self._seen[lora_id] = now
-        return before not in (None, now)
-
-
-def _seen(place: Path | None) -> _Seen:
-    files = () if place is None else islice(_regular_files(place), _MAX_FILES)
-    return [(path, status.st_size, status.st_mtime_ns) for path, status in files]
 
 
 def identified(configuration: Configuration, config: Any) -> Configuration:

@@ -168,16 +168,21 @@ def test_a_request_on_trial_is_not_aborted(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked == [["other"]]
 
 
+async def use(proxy: EngineProxy, arguments: dict[str, Any]) -> None:
+    """A request, to the end of its answer."""
+    async for _ in proxy.requests.run("generate", arguments):
+        pass
+
+
 def test_a_request_that_waits_for_an_engine_can_be_aborted() -> None:
     """Its client gets an error, and no engine the request."""
     proxy = EngineProxy()
 
-    async def use(name: str) -> None:
-        async for _ in proxy.requests.run("generate", {"prompt": name, "request_id": name}):
-            pass
-
     async def live() -> None:
-        aborted, other = (asyncio.create_task(use(name)) for name in ("aborted", "other"))
+        aborted, other = (
+            asyncio.create_task(use(proxy, {"prompt": name, "request_id": name}))
+            for name in ("aborted", "other")
+        )
         while proxy.requests.held < 2:  # noqa: ASYNC110 - the loop is all there is
             await asyncio.sleep(0)
         await proxy.abort("aborted")
@@ -366,12 +371,8 @@ def test_an_adapter_is_taken_from_the_engine_when_nobody_uses_it() -> None:
     shelf.load("a")
     arguments = {"prompt": "hello", "lora_request": shelf.models.lora_requests["a"]}
 
-    async def use() -> None:
-        async for _ in shelf.proxy.requests.run("generate", arguments):
-            pass
-
     async def live() -> None:
-        using = asyncio.create_task(use())  # it waits for an engine
+        using = asyncio.create_task(use(shelf.proxy, arguments))  # it waits for an engine
         await asyncio.sleep(0)
         unloading = asyncio.create_task(shelf.loras.unload("a"))
         while shelf.loras.listed():  # noqa: ASYNC110 - the loop is all there is
@@ -390,12 +391,8 @@ def test_a_request_whose_adapter_is_lost_is_told() -> None:
     shelf.load("a")
     arguments = {"prompt": "hello", "lora_request": shelf.models.lora_requests["a"]}
 
-    async def use() -> None:
-        async for _ in shelf.proxy.requests.run("generate", arguments):
-            pass
-
     async def live() -> None:
-        using = asyncio.create_task(use())
+        using = asyncio.create_task(use(shelf.proxy, arguments))
         await asyncio.sleep(0)
         shelf.llm.errors["add_lora"] = "FileNotFoundError: it is gone"
         await shelf.loras.restore()
@@ -410,14 +407,10 @@ def test_an_adapter_that_is_unlisted_but_in_use_is_loaded_first() -> None:
     shelf = Shelf()
     shelf.load("a")
     unlisted = shelf.models.lora_requests.pop("a")
-
-    async def use() -> None:
-        arguments = {"prompt": "hello", "lora_request": unlisted}
-        async for _ in shelf.proxy.requests.run("generate", arguments):
-            pass
+    arguments = {"prompt": "hello", "lora_request": unlisted}
 
     async def live() -> None:
-        using = asyncio.create_task(use())
+        using = asyncio.create_task(use(shelf.proxy, arguments))
         await asyncio.sleep(0)
         shelf.llm.asked.clear()
         await shelf.loras.restore()
@@ -442,12 +435,8 @@ def test_a_stream_does_not_go_on_with_an_adapter_that_has_changed(
     run(shelf.loras.load("a", str(tmp_path), is_replacing=False))
     arguments = {"prompt": "hello", "lora_request": shelf.models.lora_requests["a"]}
 
-    async def use() -> None:
-        async for _ in shelf.proxy.requests.run("generate", arguments):
-            pass
-
     async def live() -> None:
-        using = asyncio.create_task(use())
+        using = asyncio.create_task(use(shelf.proxy, arguments))
         await asyncio.sleep(0)
         [request] = shelf.proxy.requests._requests
         request.has_yielded = True
