@@ -28,8 +28,9 @@ Scene = Callable[[Listening, httpx.AsyncClient], Awaitable[None]]
 
 @pytest.fixture(autouse=True)
 def quick_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for changes more often than twice a second."""
+    """Look for changes more often than twice a second, however many viewers there are."""
     monkeypatch.setattr(feeds, "INTERVAL_SECONDS", 0.005)
+    monkeypatch.setattr(feeds, "MAX_EVENTS_PER_SECOND", 1_000_000)
 
 
 def served(shown: ShownPage, scene: Scene) -> None:
