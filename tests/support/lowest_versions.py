@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,6 +27,16 @@ def lowest() -> Iterator[str]:
         yield f"{requirement.name}=={version}"
 
 
+def without_plugins() -> Iterator[str]:
+    """Yield options that keep pytest from plugins of the dependencies that are replaced.
+
+    pytest finds the plugins of the versions that are installed, which the lowest may not have.
+    """
+    for pin in lowest():
+        for entry in distribution(Requirement(pin).name).entry_points.select(group="pytest11"):
+            yield f"-pno:{entry.name}"
+
+
 def main() -> int:
     """Run pytest, given what follows on the command line, and return its exit code."""
     with TemporaryDirectory(prefix="lowest-") as directory:
@@ -33,7 +44,7 @@ def main() -> int:
         subprocess.run([sys.executable, "-m", "pip", *install], check=True)
         path = [directory, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-        pytest = [sys.executable, "-m", "pytest", *sys.argv[1:]]
+        pytest = [sys.executable, "-m", "pytest", *without_plugins(), *sys.argv[1:]]
         return subprocess.run(pytest, check=False, env=environment).returncode
 
 
