@@ -104,6 +104,8 @@ class RequestContext:
     """How many of its engine requests wait for an engine now."""
     waiting_since_seconds: float = 0.0
     """When the first of those began to wait."""
+    prompts: int = 1
+    """How many prompts it brought; each of them gets all its parameters."""
     sequences: int = 0
     """How many of its sequences the engine has, or will get when it is their turn."""
     engine_is_done: Callable[[], None] = lambda: None

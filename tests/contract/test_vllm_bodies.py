@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from starlette.requests import Request
+from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
+from vllm.exceptions import VLLMValidationError
 
 from holdfast.engine.arguments import make_arg_parser
 from holdfast.patches.front_end import accept_nulls
-from holdfast.patches.request_bodies import refuse_wrong_bodies
+from holdfast.patches.request_bodies import bound_inputs, refuse_wrong_bodies
+from holdfast.request_context import REQUEST, RequestContext
 
 DEADLINE_SECONDS = 60
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hold"}]}
@@ -78,3 +82,60 @@ def test_nulls_of_a_responses_request_are_read_as_their_defaults() -> None:
         request, SamplingParams(max_tokens=4), "m", 0, [], "completed"
     )
     assert (answer.background, answer.truncation) == (False, "disabled")
+
+
+MOST_INPUTS = 3
+MESSAGE = {"role": "user", "content": "x"}
+
+
+@pytest.fixture
+def pooling(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What vLLM makes a context for, with the bound in front of it."""
+    seen: list[Any] = []
+
+    async def init_context(_self: Any, _processor: Any, request: Any, *_: Any) -> None:
+        seen.append(request)
+
+    monkeypatch.setattr(PoolingBaseServing, "_init_ctx", init_context)
+    bound_inputs(MOST_INPUTS)
+    bound_inputs(MOST_INPUTS)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [
+        ({"input": "text"}, 1),
+        ({"input": [1, 2, 3, 4, 5]}, 1),
+        ({"input": ["a", "b"]}, 2),
+        ({"input": [[1], [2], [3]]}, 3),
+        ({"input": ["a"] * 4}, None),
+        ({"messages": [MESSAGE] * 9}, 1),
+        ({"messages": [[MESSAGE]] * 4}, None),
+        ({"texts": ["a"] * 4}, None),
+        ({"inputs": [{"content": []}] * 4}, None),
+        ({"data_1": "query", "data_2": ["a"] * 4}, None),
+        ({"query": "query", "documents": ["a"] * 3}, 3),
+        ({"query": "query", "documents": ["a"] * 4}, None),
+    ],
+)
+def test_inputs_are_counted_before_a_job_is_made_for_each(
+    pooling: list[Any], given: dict[str, Any], prompts: int | None
+) -> None:
+    """All requests wait for the thread that does these jobs."""
+    context = RequestContext()
+    kind: Any = type("Serving", (PoolingBaseServing,), {})
+    kind.__abstractmethods__ = frozenset()
+    serving = object.__new__(kind)
+
+    async def ask() -> None:
+        REQUEST.set(context)
+        await serving._init_ctx(None, SimpleNamespace(**given), None)
+
+    if prompts is None:
+        with pytest.raises(VLLMValidationError, match="4 prompts"):
+            asyncio.run(ask())
+    else:
+        asyncio.run(ask())
+        assert context.prompts == prompts
+    assert len(pooling) == (prompts is not None)

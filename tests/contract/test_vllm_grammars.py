@@ -559,9 +559,8 @@ def test_the_hostile_grammars_of_the_soak_are_tried() -> None:
 
 
 def output(finish_reason: str | None, stop_reason: str | None = None) -> Any:
-    return SimpleNamespace(
-        outputs=[SimpleNamespace(finish_reason=finish_reason, stop_reason=stop_reason)]
-    )
+    one = SimpleNamespace(finish_reason=finish_reason, stop_reason=stop_reason, token_ids=[7, 7])
+    return SimpleNamespace(prompt_token_ids=[1, 2, 3], outputs=[one])
 
 
 @pytest.mark.parametrize("reason", [TOO_SLOW, TOO_LARGE, COMPILES_TOO_LONG])
@@ -585,6 +584,30 @@ def test_a_grammar_that_an_engine_gives_up_is_the_fault_of_the_client(reason: st
 
     asyncio.run(scene())
     assert seen == ["refused", "left"]
+
+
+@pytest.mark.parametrize(
+    ("begins", "has_begun", "counted"), [(0, False, (3, 2)), (1, False, (0, 2)), (0, True, (0, 2))]
+)
+def test_what_was_made_for_a_grammar_that_is_given_up_is_counted(
+    begins: int, has_begun: bool, counted: tuple[int, int]
+) -> None:
+    """Its caller gets nothing of it; a prompt counts with the first output."""
+    context = RequestContext()
+
+    async def outputs() -> AsyncIterator[Any]:
+        for _ in range(begins):
+            yield output(None)
+        yield output("error", DEAD_END)
+
+    async def scene() -> None:
+        REQUEST.set(context)
+        answer = refusing(outputs(), pytest.fail, has_begun=has_begun)
+        with pytest.raises(VLLMValidationError):
+            _ = [one async for one in answer]
+
+    asyncio.run(scene())
+    assert (context.prompt_tokens, context.output_tokens) == counted
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ _CONNECTOR = "vllm.multimodal.media:MediaConnector"
 _CONNECTION = "vllm.connections:HTTPConnection"
 _MESSAGES = "vllm.renderers.chat_utils"
 _GRAMMARS = "vllm.v1.structured_output"
+_PART = "parse_chat_message_content_part"
 READ_IN_BOTH = {
     "vllm.config.vllm:VllmConfig.use_v2_model_runner": "asked, and not changed",
     f"{_CHAT}ResponseStreamChoice": "a field of the last chunk, which its own model writes",
@@ -44,6 +45,7 @@ READ_IN_BOTH = {
     f"{_CONNECTOR}.load_from_url_async": "as above",
     "vllm.parser:ParserManager.get_parser": "another default, which ours passes on",
     f"{_MESSAGES}:_postprocess_messages or {_MESSAGES}.chat_message:_postprocess_messages": "a log",
+    f"{_MESSAGES}:_{_PART} or {_MESSAGES}.chat_message:{_PART}": "more kinds of media",
     "vllm.renderers.online_renderer:OnlineRenderer.preprocess_chat": "more for the parser",
     "vllm.v1.engine.async_llm:AsyncLLM.generate": "one more error, which ours lets pass",
     "vllm.v1.engine.output_processor:OutputProcessor.process_outputs": "ours calls it as a whole",

@@ -50,6 +50,8 @@ class Core:
         self.parameters: list[SamplingParams] = []
         self.aborted: list[str] = []
         self.resources = SimpleNamespace(engine_dead=False)
+        self.error: Exception | None = None
+        """What it raises for whatever it is sent."""
         self.dies = asyncio.get_running_loop().create_future()
 
     async def get_output_async(self) -> Any:
@@ -57,6 +59,8 @@ class Core:
         raise EngineDeadError
 
     async def add_request_async(self, request: Any) -> None:
+        if self.error is not None:
+            raise self.error
         self.sent.append(request.request_id)
         self.parameters.append(request.sampling_params)
 
@@ -612,5 +616,61 @@ def test_what_is_said_of_a_transfer_has_to_be_an_object(name: str, value: Any) -
         await engine.until_sent(1)
         engine.finish(0)
         await sent
+
+    play(scene)
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+def test_what_cannot_be_encoded_leaves_nothing(answers: int) -> None:
+    """vLLM registers a request before it encodes it, and keeps one that has no encoding."""
+
+    async def scene(engine: Engine) -> None:
+        engine.core.error = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+        for number in range(2 * RUNNING):
+            with pytest.raises(VLLMValidationError, match="encoding"):
+                await engine.ask(str(number), RequestContext(key="a"), answers)
+        assert not engine.llm.output_processor.request_states
+        engine.core.error = None
+        room = RUNNING - 1  # one place is kept for the other keys
+        asking = [engine.ask(f"b{number}", RequestContext(key="a")) for number in range(room)]
+        await engine.until_sent(room)
+        for place in range(room):
+            engine.finish(place)
+        await asyncio.gather(*asking)
+
+    play(scene)
+
+
+def test_what_goes_beside_the_parameters_has_to_have_an_encoding() -> None:
+    """The engine gets the arguments of a chat's template, if a parser of reasoning wants them."""
+
+    async def scene(engine: Engine) -> None:
+        arguments = engine.arguments("a")
+        odd = {"x": "\ud800"}
+        with pytest.raises(VLLMValidationError, match="encoding"):
+            await calling(
+                RequestContext(), engine.llm.generate(**arguments, reasoning_parser_kwargs=odd)
+            )
+        assert engine.core.sent == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("said", "kept"), [(3, 3), (4, None), (-1, None), (2**64 - 1, None)])
+def test_a_client_cannot_say_that_more_than_its_prompt_was_cached(
+    said: int, kept: int | None
+) -> None:
+    """vLLM's metrics would add it up as it is."""
+
+    async def scene(engine: Engine) -> None:
+        transfer = {"do_remote_prefill": True, "remote_prefill_cached_tokens": said}
+        asking = engine.ask(
+            "a", RequestContext(), extra={"kv_transfer_params": transfer}, prompt_tokens=3
+        )
+        await engine.until_sent(1)
+        (state,) = engine.llm.output_processor.request_states.values()
+        assert state.remote_prefill_cached_tokens == kept
+        engine.finish(0)
+        await asking
 
     play(scene)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +23,12 @@ import tiny_models
 from holdfast.demo.files import ensure_demo_model
 from holdfast.engine.arguments import make_arg_parser
 from holdfast.engine.facts import renders_chats
+from holdfast.patches.parameters import bound_parameters
 from holdfast.patches.rendering import LONG_CHARACTERS, render_short_prompts_at_once
 from holdfast.patches.tokenizer import (
     CONTEXTS_PER_TEXT,
     LOOP_CHARACTERS,
-    bound_bad_words,
+    MAX_COPIED_TOKENS,
     bound_tokenizer,
     bound_tool_calls,
     score_in_a_thread,
@@ -70,8 +72,8 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     bound_tokenizer(renderer)
     bound_tool_calls(renderer)
     bound_tool_calls(renderer)
-    bound_bad_words()
-    bound_bad_words()
+    bound_parameters()
+    bound_parameters()
     score_in_a_thread()
     score_in_a_thread()
     assert type(renderer.tokenizer).__name__ == name
@@ -221,6 +223,21 @@ def test_texts_to_score_are_tokenized_in_a_thread() -> None:
     prompts, counts = asyncio.run(serving._build_prompts(Request(), Seeing(), 100))
     assert (len(prompts), counts) == (2, [2, 2])
     assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize(
+    ("query", "items", "allowed"),
+    [("a", 2049, 2048), ("a " * MAX_COPIED_TOKENS, 2, 1), ([1] * (MAX_COPIED_TOKENS // 4), 5, 4)],
+)
+def test_texts_to_score_are_counted_before_the_query_is_copied(
+    query: Any, items: int, allowed: int
+) -> None:
+    """vLLM copies it for each of them."""
+    score_in_a_thread()
+    serving = object.__new__(ServingGenerativeScoring)
+    request: Any = SimpleNamespace(query=query, items=["a"] * items)
+    with pytest.raises(VLLMValidationError, match=f"at most {allowed} are allowed"):
+        asyncio.run(serving._build_prompts(request, None, 100))
 
 
 @pytest.mark.parametrize("characters", [0, 5, CONTEXT_TOKENS - 2, 3 * CONTEXT_TOKENS])

@@ -29,9 +29,12 @@ from holdfast.patches.continued import SENT_TOKENS
 from holdfast.patches.grammar_memory import NO_ROOM
 from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
 from holdfast.patches.grammars import COMPILES_TOO_LONG, DEAD_END
+from holdfast.patches.parameters import check_prompt_logprobs, check_size
 from holdfast.processes.deaths import CoreProcess
 from holdfast.request_context import current_request
 
+_SENT_ALONG = ("reasoning_parser_kwargs", "session_id")
+"""What a client says beside the parameters, and the engine gets."""
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 _REFUSALS = {
     TOO_SLOW: "it takes the engine too much CPU time per token",
@@ -50,9 +53,9 @@ class UnsentError(EngineDeadError):  # type: ignore[misc]  # vLLM is Any to us
 class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
     """An AsyncLLM with bounds on what a request may bring.
 
-    It also recovers from numbers of more than 64 bits. msgspec cannot write one (OverflowError),
-    and by then vLLM has registered the request forever, and answers with an empty 500
-    (`AsyncLLM._add_request` and `generate`, 0.32).
+    It also recovers from numbers of more than 64 bits and from halves of surrogate pairs. msgspec
+    cannot write them, and by then vLLM has registered the request forever, and answers with an
+    empty 500 (`AsyncLLM._add_request` and `generate`, 0.32).
     """
 
     sequences: SequenceQueue | None = None
@@ -82,7 +85,8 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         grammar = sampling_params.structured_outputs
         if self.refuse is None or grammar is None:
             return outputs  # type: ignore[no-any-return]  # vLLM is Any to us
-        return refusing(outputs, partial(self.refuse, grammar))
+        has_begun = isinstance(prompt, ContinuedPrompt)
+        return refusing(outputs, partial(self.refuse, grammar), has_begun=has_begun)
 
     def queue_sequences(self, sequences: SequenceQueue) -> None:
         """Have each sequence wait in this queue before it is sent to the engine."""
@@ -113,12 +117,17 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         A `ContinuedPrompt` makes a request that goes on after what was sent of its answer.
 
         Raises:
-            VLLMValidationError: a number in it is too large, it asks for too many sequences, or
-                its further arguments are not what they may be; nothing remains of the request.
+            VLLMValidationError: something in it has no encoding or is too large, it asks for too
+                many sequences, or its further arguments are not what they may be; nothing remains
+                of the request.
         """
         _check_further(getattr(params, "extra_args", None) or {})
+        sequences = getattr(params, "n", 1)
         if self.sequences is not None:
-            _check_count(getattr(params, "n", 1), self.sequences.max_sequences)
+            _check_count(sequences, self.sequences.max_sequences)
+        check_size(map(options.get, _SENT_ALONG), sequences=sequences)
+        if isinstance(prompt, Mapping) and (token_ids := prompt.get("prompt_token_ids")):
+            check_prompt_logprobs(params, len(token_ids), self.model_config.get_vocab_size)
         if self.restoring is not None and isinstance(prompt, ContinuedPrompt):
             # After a death all go on at once, and each occupies the loop for as long as its answer
             # takes to read: others must have their turn in between.
@@ -127,9 +136,9 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         try:
             with going_on(prompt) as given:
                 added = await super().add_request(request_id, given, params, *args, **options)
-        except OverflowError as error:
+        except (OverflowError, UnicodeError) as error:
             await self.abort(request_id)
-            raise VLLMValidationError(f"A number in the request is too large: {error}.") from error
+            raise VLLMValidationError(f"A value in the request has no encoding: {error}") from error
         if self.sequences is not None:
             self.collectors[added.request_id] = added
         return added
@@ -181,15 +190,16 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         async def send_queued(request: Any) -> None:
             try:
                 is_wanted = self.sequences is None or await self.sequences.enter(request.request_id)
+                if is_wanted:
+                    if (sent := sent_answer()) is not None:
+                        draws_by_position = self.vllm_config.use_v2_model_runner
+                        hand_over(request, sent, draws_by_position=draws_by_position)
+                    await send(request)
             except BaseException:
-                # vLLM does not clean up here: it does not expect to wait when it sends (0.32).
+                # vLLM does not clean up here: it does not expect to wait when it sends, nor that a
+                # request has no encoding (0.32).
                 self.output_processor.abort_requests([request.request_id], internal=True)
                 raise
-            if is_wanted:
-                if (sent := sent_answer()) is not None:
-                    draws_by_position = self.vllm_config.use_v2_model_runner
-                    hand_over(request, sent, draws_by_position=draws_by_position)
-                await send(request)
 
         return send_queued
 
@@ -206,6 +216,10 @@ class _RequestStates(dict[str, Any]):
     def __setitem__(self, name: str, state: Any) -> None:
         if name not in self:
             tokens = state.prompt_len
+            cached_tokens = state.remote_prefill_cached_tokens
+            if cached_tokens is not None and not 0 <= cached_tokens <= tokens:
+                # A client's number, which would remain in the sums of vLLM's metrics (0.32, 0.33).
+                state.remote_prefill_cached_tokens = None
             if (sent := sent_answer()) is not None:
                 restore(state, sent)
                 self._sent_tokens[name] = len(sent.token_ids)
@@ -257,8 +271,10 @@ def _check_count(sequences: int, most: float) -> None:
         )
 
 
-async def refusing(outputs: Any, refuse: Callable[[], None]) -> AsyncIterator[Any]:
-    """Yield the outputs of a request that has a grammar.
+async def refusing(
+    outputs: Any, refuse: Callable[[], None], *, has_begun: bool = False
+) -> AsyncIterator[Any]:
+    """Yield the outputs of a request that has a grammar; `has_begun` if its prompt was counted.
 
     Raises:
         VLLMValidationError: the engine gave the grammar up, see `patches.grammars`, or it leads
@@ -270,10 +286,16 @@ async def refusing(outputs: Any, refuse: Callable[[], None]) -> AsyncIterator[An
             reasons = {one.stop_reason for one in output.outputs if one.finish_reason == "error"}
             if NO_ROOM in reasons:
                 raise NotReadyError(_NO_ROOM)
+            if reasons & {DEAD_END, *_REFUSALS}:
+                # Nothing else counts them: the caller does not get this output.
+                prompt_tokens = 0 if has_begun else len(output.prompt_token_ids or ())
+                output_tokens = sum(len(one.token_ids) for one in output.outputs)
+                current_request().count_tokens(prompt_tokens, output_tokens)
             if DEAD_END in reasons:
                 raise VLLMValidationError(_DEAD_END)
             if refused := reasons & _REFUSALS.keys():
                 refuse()
                 reason = _REFUSALS[refused.pop()]
                 raise VLLMValidationError(f"The grammar of the request is refused: {reason}.")
+            has_begun = True
             yield output

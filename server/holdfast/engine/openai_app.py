@@ -12,6 +12,7 @@ from prometheus_fastapi_instrumentator import Instrumentator
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 
+from holdfast.engine.arrivals import safe_request_id
 from holdfast.engine.grammars.requests import check_format, check_in_workers
 from holdfast.engine.media.limits import guard_media
 from holdfast.engine.media.realtime import bound_realtime_audio
@@ -21,9 +22,21 @@ from holdfast.engine.vllm_errors import usage_errors
 from holdfast.patches import fits, front_end
 from holdfast.patches.answer_parsing import bound_answer_parsers
 from holdfast.patches.harmony import bound_harmony
-from holdfast.patches.request_bodies import bound_prompts, refuse_wrong_bodies, stop_at_first_error
+from holdfast.patches.media_names import own_media_names
+from holdfast.patches.parameters import (
+    bound_batches,
+    bound_length_penalty,
+    bound_parameters,
+    bound_request_ids,
+    keep_token_texts,
+)
+from holdfast.patches.request_bodies import (
+    bound_inputs,
+    bound_prompts,
+    refuse_wrong_bodies,
+    stop_at_first_error,
+)
 from holdfast.patches.tokenizer import (
-    bound_bad_words,
     bound_tokenizer,
     bound_tool_calls,
     score_in_a_thread,
@@ -50,12 +63,19 @@ async def openai_app(
     guard_media(arguments.allowed_media_domains)
     bound_realtime_audio()
     bound_tokenizer(proxy.renderer)
-    bound_prompts(proxy.renderer, max_sequences(running_at_once(proxy.vllm_config)))
+    most_sequences = max_sequences(running_at_once(proxy.vllm_config))
+    bound_prompts(proxy.renderer, most_sequences)
+    bound_inputs(most_sequences)
+    bound_batches(most_sequences)
+    bound_parameters()
+    bound_request_ids(safe_request_id)
+    bound_length_penalty()
+    keep_token_texts()
+    own_media_names()
     bound_tool_calls(proxy.renderer)
-    bound_bad_words()
     bound_answer_parsers()
     count_tool_calls(count_tool_call)
-    score_in_a_thread()
+    score_in_a_thread(most_sequences)
     bound_harmony(proxy.renderer, partial(check_format, proxy.grammars))
     if proxy.grammars is not None:
         check_in_workers(proxy.grammars)

@@ -13,13 +13,16 @@ from holdfast.patches.patch import Patch, Process, is_fit, require
 _BASE = "vllm.renderers.base:BaseRenderer"
 _HF = "vllm.renderers.hf:HfRenderer"
 _CHAT = "vllm.entrypoints.openai.chat_completion.serving"
+_PROTOCOL = "vllm.entrypoints.openai.chat_completion.protocol"
 _BATCH = "vllm.entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBatch"
 _REALTIME = "vllm.entrypoints.speech_to_text.realtime.connection:RealtimeConnection"
 _MESSAGES = "vllm.renderers.chat_utils"
+_PART = "_parse_chat_message_content_part"
 _LOGGERS = "vllm.v1.metrics.loggers"
 _STATS = f"{_LOGGERS}:PrometheusStatLogger"
 _SPEECH = "vllm.entrypoints.speech_to_text.base.serving"
 _SCORING = "vllm.entrypoints.generate.generative_scoring.serving"
+_SAMPLING = "vllm.sampling_params:SamplingParams"
 _STATE = "vllm.v1.engine.output_processor:RequestState"
 _GRAMMARS = "vllm.v1.structured_output:StructuredOutputManager"
 _BUDGETS = "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder"
@@ -80,10 +83,41 @@ PATCHES: tuple[Patch, ...] = (
         upstream=f"{_ISSUE}31229",
     ),
     Patch(
-        "patches.tokenizer.bound_bad_words",
+        "patches.parameters.bound_parameters",
         "front end",
-        ("vllm.sampling_params:SamplingParams.update_from_tokenizer",),
-        "`bad_words` are tokenized on the event loop before they are counted",
+        (f"{_SAMPLING}._verify_args", f"{_SAMPLING}.update_from_tokenizer"),
+        "31 MB of stop strings with n = 128 take 4 GB in each process of the engine; 1,025 entries "
+        "of `logit_bias` end it on the V2 runner",
+    ),
+    Patch(
+        "patches.parameters.bound_batches",
+        "front end",
+        (f"{_PROTOCOL}:BatchChatCompletionRequest.to_chat_completion_request",),
+        "all parameters are copied and validated for each of 16,384 chats, on the event loop",
+    ),
+    Patch(
+        "patches.parameters.bound_request_ids",
+        "front end",
+        ("vllm.entrypoints.serve.engine.serving:BaseServing._base_request_id",),
+        "each event of a stream repeats a `request_id` of any length",
+    ),
+    Patch(
+        "patches.parameters.bound_length_penalty",
+        "front end",
+        ("vllm.entrypoints.generate.beam_search.online:create_sort_beams_key_function",),
+        "a `length_penalty` of -10,000 is a 500",
+    ),
+    Patch(
+        "patches.parameters.keep_token_texts",
+        "front end",
+        ("vllm.v1.engine.logprobs:convert_ids_list_to_tokens",),
+        "log-probs of a prompt of 32,000 tokens block the event loop for 6 s",
+    ),
+    Patch(
+        "patches.media_names.own_media_names",
+        "front end",
+        (f"{_MESSAGES}:{_PART} or {_MESSAGES}.chat_message:{_PART.removeprefix('_')}",),
+        "with the name of another key's image, a client can ask about it, or replace it",
     ),
     Patch(
         "patches.tokenizer.bound_tool_calls",
@@ -127,7 +161,13 @@ PATCHES: tuple[Patch, ...] = (
         "patches.request_bodies.bound_prompts",
         "front end",
         (f"{_BASE}.render_cmpl_async",),
-        "a body of 32 MiB has room for eight million inputs of embeddings or scores",
+        "each prompt of a request gets all its parameters, so their number counts",
+    ),
+    Patch(
+        "patches.request_bodies.bound_inputs",
+        "front end",
+        ("vllm.entrypoints.pooling.base.serving:PoolingBaseServing._init_ctx",),
+        "460,000 inputs of embeddings keep the thread that renders all prompts busy for minutes",
     ),
     Patch(
         "engine.media.limits.guard_media",

@@ -11,7 +11,7 @@ their errors, on the event loop and with the interpreter's lock held (0.32): 200
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from types import TracebackType
@@ -22,8 +22,12 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic_core import core_schema
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import VLLMValidationError
+
+from holdfast.patches.patch import original, replace
+from holdfast.request_context import current_request
 
 _KINDS = (AttributeError, LookupError, TypeError)
 """What code raises on a value of an unexpected type."""
@@ -122,14 +126,49 @@ def _short_lists() -> Iterator[None]:
         core_schema.list_schema = original
 
 
+_INPUTS = (
+    *("input", "messages", "texts", "images", "inputs", "data_1", "data_2", "documents"),
+    *("queries", "items", "text_1", "text_2"),
+)
+"""Where requests for embeddings, classes and scores have what may be many prompts."""
+
+
+def bound_inputs(most: float) -> None:
+    """Refuse requests of pooling models with more prompts than `most`; again changes nothing.
+
+    vLLM 0.32 makes a job for each of them before it counts them, in the queue of the one thread
+    that renders all prompts: minutes for 460,000 inputs of a few bytes.
+    """
+    as_vllm = original(PoolingBaseServing, "_init_ctx")
+
+    async def init_context(self: Any, io_processor: Any, request: Any, *args: Any) -> Any:
+        count = max(map(_prompts_in, (getattr(request, name, None) for name in _INPUTS)))
+        if count > most:
+            raise VLLMValidationError(
+                f"The request has {count} prompts; at most {most:g} are allowed."
+            )
+        current_request().prompts = max(1, count)
+        return await as_vllm(self, io_processor, request, *args)
+
+    replace(PoolingBaseServing, "_init_ctx", init_context)
+
+
+def _prompts_in(value: Any) -> int:
+    """Return how many prompts a value is: one prompt may be a list of tokens, or of messages."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    if not is_list or isinstance(value[0], int):
+        return 0
+    is_chat = isinstance(value[0], Mapping) and "role" in value[0]
+    return 1 if is_chat else len(value)
+
+
 _MARK = "holdfast_most_prompts"
 
 
 def bound_prompts(renderer: Any, most: float) -> None:
     """Make `renderer` refuse requests with more prompts than `most`; again changes nothing.
 
-    vLLM 0.32 bounds the prompts of completions, but not the inputs of embeddings and scores. A body
-    of 32 MiB has room for eight million, and each is rendered separately.
+    Each is rendered separately, and gets all parameters of its request.
     """
     if hasattr(renderer, _MARK):
         return
@@ -141,6 +180,7 @@ def bound_prompts(renderer: Any, most: float) -> None:
             raise VLLMValidationError(
                 f"The request has {len(prompts)} prompts; at most {most:g} are allowed."
             )
+        current_request().prompts = len(prompts)
         return await render(prompts, *arguments, **options)
 
     renderer.render_cmpl_async = render_bounded

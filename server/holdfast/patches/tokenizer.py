@@ -16,10 +16,8 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from vllm import envs
 from vllm.entrypoints.generate.generative_scoring.serving import ServingGenerativeScoring
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import SamplingParams
 
 from holdfast.patches.patch import is_replaced, original, replace
 
@@ -35,6 +33,12 @@ CHARACTERS_PER_TOKEN = 32
 PIECE_CHARACTERS = 16 * 1024
 LOOP_CHARACTERS = 64 * 1024
 """The longest text to tokenize on the event loop, which takes 60 ms at worst."""
+
+MAX_SCORED_ITEMS = 2048
+MAX_COPIED_TOKENS = 1 << 24
+"""Tokens of a query in all copies for its items, of 8 bytes each."""
+CHARACTERS_PER_COPIED_TOKEN = 2
+"""Fewer than most texts have."""
 
 _BORDER_TOKENS = 128
 """How many tokens more than the whole two pieces may have, because a word was cut."""
@@ -61,24 +65,6 @@ def bound_tokenizer(renderer: Any) -> None:
     )
 
 
-def bound_bad_words() -> None:
-    """Refuse long `bad_words` before the event loop tokenizes them; again changes nothing.
-
-    vLLM 0.32 counts their tokens only afterwards.
-    """
-    as_vllm = original(SamplingParams, "update_from_tokenizer")
-
-    def update_from_tokenizer(self: Any, tokenizer: Any) -> None:
-        most = envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS * CHARACTERS_PER_TOKEN
-        if self.bad_words and sum(map(len, self.bad_words)) > most:
-            raise VLLMValidationError(
-                f"The bad_words are longer than {most} characters.", parameter="bad_words"
-            )
-        as_vllm(self, tokenizer)
-
-    replace(SamplingParams, "update_from_tokenizer", update_from_tokenizer)
-
-
 def bound_tool_calls(renderer: Any) -> None:
     """Refuse arguments of tool calls that are too long for a prompt; again changes nothing.
 
@@ -102,15 +88,27 @@ def bound_tool_calls(renderer: Any) -> None:
     replace(chat_message, "_postprocess_messages", postprocess_messages)
 
 
-def score_in_a_thread() -> None:
+def score_in_a_thread(most: float = MAX_SCORED_ITEMS) -> None:
     """Tokenize the texts of `/generative_scoring` in a thread; again changes nothing.
 
-    vLLM 0.32 tokenizes them in a coroutine that never awaits, which blocks the event loop.
+    vLLM 0.32 tokenizes them in a coroutine that never awaits, which blocks the event loop. It also
+    copies the query for each item before it counts them: 2 MB of items take 100 GB. So more items
+    than `most` are refused, and fewer if the query is long.
     """
     as_vllm = original(ServingGenerativeScoring, "_build_prompts")
 
-    async def build_prompts(self: Any, *args: Any, **options: Any) -> Any:
-        return await asyncio.to_thread(lambda: result_of(as_vllm(self, *args, **options)))
+    async def build_prompts(self: Any, request: Any, *args: Any, **options: Any) -> Any:
+        tokens = len(request.query)
+        if isinstance(request.query, str):
+            tokens //= CHARACTERS_PER_COPIED_TOKEN
+        allowed = min(most, MAX_COPIED_TOKENS // max(1, tokens))
+        if len(request.items) > allowed:
+            raise VLLMValidationError(
+                f"The request has {len(request.items)} items; with a query of this length, at most "
+                f"{allowed:g} are allowed.",
+                parameter="items",
+            )
+        return await asyncio.to_thread(lambda: result_of(as_vllm(self, request, *args, **options)))
 
     replace(ServingGenerativeScoring, "_build_prompts", build_prompts)
 
