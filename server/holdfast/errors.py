@@ -266,6 +266,10 @@ class RequestLostError(HoldfastError):
     http_status = 500
 
 
+class RequestAbortedError(RequestLostError):
+    """The request was aborted as an operator or its client asked, while no engine had it."""
+
+
 class SuspectedError(RequestLostError):
     """The request was in the engine when it died and may be the cause; it is not replayed.
 

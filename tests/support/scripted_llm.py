@@ -60,6 +60,9 @@ class PlainOutputs:
     def is_failure(self, output: Output) -> bool:
         return output.is_failure
 
+    def is_answer(self, output: Output) -> bool:
+        return output.finished and not output.is_abort and not output.is_failure
+
     def as_vllm_error(self, error: HoldfastError) -> Exception:
         return AnsweredError(error)
 

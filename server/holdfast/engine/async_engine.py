@@ -19,7 +19,7 @@ from holdfast.engine.rpc import call_workers, check_canary, rpc_deadline
 from holdfast.errors import ConflictError, EngineRefusedError, EngineSilentError, EngineStartError
 from holdfast.labels import SLEEP_TAGS, CacheKind, SleepLevel, SleepTag
 from holdfast.nodes.channel import SILENCE_SECONDS
-from holdfast.nodes.remote_ranks import RemoteRanks, first_death
+from holdfast.nodes.remote_ranks import RemoteRanks, root_death_of_nodes
 from holdfast.patches.stat_logger import Queues
 from holdfast.processes import tree
 from holdfast.processes.deaths import DeathWatch, required_processes
@@ -265,7 +265,7 @@ class AsyncEngine:
         # Other nodes wait for a process here that is stopped. On one node, the stall timeout leaves
         # time for a debugger.
         here = self._watch.death_or_stop(SILENCE_SECONDS)
-        return await first_death(here, self._remote)
+        return await root_death_of_nodes(here, self._remote)
 
     def report_unexplained_abort(self) -> None:
         self._watch.report_unexplained_abort()

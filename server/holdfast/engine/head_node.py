@@ -1,4 +1,4 @@
-"""The head of an engine on several nodes: who may join, and what every node is told."""
+"""The head of an engine on several nodes: which nodes may join, and what each is told."""
 
 from __future__ import annotations
 

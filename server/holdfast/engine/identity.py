@@ -13,7 +13,7 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -34,6 +34,7 @@ _SUFFIXES = {
 }
 _CONFIGURATIONS = ("config.json", "params.json")
 """One of these is in every model of the Hub; the second is Mistral's."""
+_ADAPTER_CONFIGURATION = "adapter_config.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_FILE_BYTES = 64 * 1024 * 1024
 _MAX_TOTAL_BYTES = 256 * 1024 * 1024
@@ -85,13 +86,21 @@ class AdapterFiles:
     def __init__(self) -> None:
         self._looks: dict[int, _Look] = {}
 
-    def have_changed(self, lora_id: int, place: Path) -> bool:
-        """Return whether an adapter's files differ from the last look; see `ModelFiles`."""
+    def have_changed(self, lora_id: int, path: str) -> bool:
+        """Return whether an adapter's files differ from the last look; see `ModelFiles`.
+
+        `path` may be what vLLM accepts: a directory, one below `~`, or a name of the Hub
+        (`get_adapter_absolute_path`, 0.32).
+        """
         look = self._looks.setdefault(lora_id, _Look())
         try:
-            return look.has_changed(place if place.exists() else None)
+            return look.has_changed(_adapter_directory(path))
         except OSError:
             return False
+
+    def forget_all_but(self, lora_ids: Collection[int]) -> None:
+        """Forget the files of all adapters but these: vLLM gives no ID to two of them."""
+        self._looks = {one: look for one, look in self._looks.items() if one in lora_ids}
 
 
 def identified(configuration: Configuration, config: Any) -> Configuration:
@@ -147,6 +156,17 @@ def directory_of(model: str, revision: str | None, download_directory: str | Non
     if (path := Path(model)).exists():
         return path
     return next(_snapshots(model, revision, download_directory), None)
+
+
+def _adapter_directory(path: str) -> Path | None:
+    """Return where an adapter's files are; None if they are neither here nor in the Hub's cache."""
+    if (place := Path(path).expanduser()).exists():
+        return place
+    try:
+        found = try_to_load_from_cache(path, _ADAPTER_CONFIGURATION)
+    except ValueError:  # not a name of the Hub
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def commit_of(model: str, directory: Path | None) -> str:

@@ -172,6 +172,7 @@ class LateEngine:
             patches.check("front end")  # which says so if it is something that we change
             raise
         patches.check("front end")
+        patches.check("fork server")
         return configure(
             self._settings,
             self._runtime_directory,

@@ -111,7 +111,9 @@ class Loras:
         Those that it rejects are unlisted, and requests with them refused. `is_stale` says that it
         has adapters whose weights are lost.
         """
-        for request in self._needed():
+        needed = self._needed()
+        self._proxy.forget_adapters_but({one.lora_int_id for one in needed})
+        for request in needed:
             try:
                 async with rpc_deadline(f"load LoRA {request.lora_name}"):
                     await self._proxy.add_lora(request, is_stale=is_stale)
@@ -121,7 +123,7 @@ class Loras:
             except HoldfastError as error:
                 self._stop_serving(request, error)
                 continue
-            if request.lora_name in self._pinned:
+            if request.lora_name in self._pinned and self._is_listed(request):
                 await self._pin_again(request)
 
     def _needed(self) -> list[Any]:
@@ -155,13 +157,17 @@ class Loras:
     def _stop_serving(self, lora: Any, error: HoldfastError) -> None:
         name, lora_id = lora.lora_name, lora.lora_int_id
         logger.error("LoRA %s is no longer served: %s", name, error)
-        if self._models is not None and self._models.lora_requests.get(name) is lora:
+        if self._models is not None and self._is_listed(lora):
             del self._models.lora_requests[name]
             self._pinned.discard(name)
         # Trying them would end one engine after another: a step that cannot load its adapter
         # raises.
         lost = RequestLostError(f"The LoRA adapter {name} could not be loaded again.")
         self._proxy.requests.refuse(lambda request: uses(request.arguments, lora_id), lost)
+
+    def _is_listed(self, lora: Any) -> bool:
+        """Whether this is the listed adapter of its name, and not an earlier one."""
+        return self._models is not None and self._models.lora_requests.get(lora.lora_name) is lora
 
     def _require_enabled(self) -> Any:
         if not self._is_enabled:

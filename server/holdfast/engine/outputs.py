@@ -89,6 +89,10 @@ class VllmOutputs:
             getattr(one, "finish_reason", None) == "error" for one in _completions(output)
         )
 
+    def is_answer(self, output: Any) -> bool:
+        """Whether an output is the last of a whole answer, which needs the engine no more."""
+        return output.finished and not self.is_abort(output) and not self.is_failure(output)
+
     def as_vllm_error(self, error: HoldfastError) -> Exception:
         """Return what vLLM reports cleanly, also within a stream, or under its own status.
 

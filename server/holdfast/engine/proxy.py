@@ -9,9 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+)
 from contextlib import aclosing, nullcontext, suppress
-from pathlib import Path
 from typing import Any, cast
 
 from vllm.engine.protocol import EngineClient
@@ -25,7 +32,7 @@ from holdfast.engine.request import Method
 from holdfast.engine.rpc import call_workers
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.vllm_errors import session_call
-from holdfast.errors import EngineRefusedError, RequestLostError
+from holdfast.errors import EngineRefusedError, RequestAbortedError, RequestLostError
 from holdfast.request_context import Session, current_request
 
 _IMPLEMENTED = {
@@ -197,9 +204,9 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         leaving.
         """
         given = [request_id] if isinstance(request_id, str) else list(request_id)
-        names = [name for name in given if not self.requests.is_on_trial(name)]
-        error = RequestLostError("The request was aborted while it waited for the engine.")
-        self.requests.refuse(lambda one: one.request_id in names and not one.deaths, error)
+        names = [name for name in given if not self.requests.is_suspect(name)]
+        error = RequestAbortedError("The request was aborted while it waited for the engine.")
+        self.requests.refuse(lambda one: one.request_id in names, error)
         self.requests.aborts.expect(frozenset(names))
         if self._current is not None:
             await self._current.abort(names, *args, **kwargs)
@@ -216,17 +223,23 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         if is_stale:
             fields["load_inplace"] = True
         lora_id = lora_request.lora_int_id
-        path = Path(lora_request.lora_path)
-        if await asyncio.to_thread(self._adapters.have_changed, lora_id, path):
-            error = RequestLostError("The LoRA adapter has changed since this answer began.")
-            self.requests.refuse(lambda it: it.has_yielded and uses(it.arguments, lora_id), error)
         try:
             await call_workers(self.current, "add_lora", **fields)
         except EngineRefusedError:
             with suppress(EngineRefusedError):
                 await call_workers(self.current, "remove_lora", lora_id=lora_id)
             raise
+        # vLLM keeps the record, and would load the adapter again in each step that needs it.
+        lora_request.load_inplace = False
+        # Only now, since the workers download what the Hub has.
+        if await asyncio.to_thread(self._adapters.have_changed, lora_id, lora_request.lora_path):
+            error = RequestLostError("The LoRA adapter has changed since this answer began.")
+            self.requests.refuse(lambda it: it.has_yielded and uses(it.arguments, lora_id), error)
         return True
+
+    def forget_adapters_but(self, lora_ids: Collection[int]) -> None:
+        """Forget what the files of all adapters but these were."""
+        self._adapters.forget_all_but(lora_ids)
 
     async def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the workers as vLLM does; what is not Holdfast's own may change their weights."""

@@ -203,7 +203,7 @@ class ReplayManager:
                         run = getattr(llm, request.method)
                         async with aclosing(run(**arguments)) as outputs:
                             async for output in outputs:
-                                self._raise_refusal(request)
+                                self._raise_refusal(request, output)
                                 if self.aborts.is_unexpected(request, output):
                                     break
                                 if self._outputs.is_failure(output):
@@ -248,6 +248,7 @@ class ReplayManager:
             raise self._losses.record(request, quarantine_error(), "quarantined")
         self._raise_suspension(request)
         while not self._may_run(request):
+            self._raise_suspension(request)  # nothing wakes one that waits for its capacity
             if self._end is not None:
                 raise self._losses.record(request, *self._end)
             async with self.long_prompts.waiting(request):
@@ -277,8 +278,8 @@ class ReplayManager:
         is_admitted = request.refusal is None and (self._is_open or request.context.is_probe)
         return is_fresh and is_admitted and not self.long_prompts.must_wait(request)
 
-    def _raise_refusal(self, request: EngineRequest) -> None:
-        if request.refusal is not None:
+    def _raise_refusal(self, request: EngineRequest, output: Any = None) -> None:
+        if request.refusal is not None and not (output and self._outputs.is_answer(output)):
             raise self._losses.refused(request, request.refusal)
 
     def _raise_suspension(self, request: EngineRequest) -> None:
@@ -332,9 +333,9 @@ class ReplayManager:
         """
         return await self._blame.try_suspects(partial(self._trial_runner.run, self._llm), seconds)
 
-    def is_on_trial(self, request_id: str) -> bool:
-        """Whether the request with this ID runs on its own now, with or without its client."""
-        return self._blame.is_on_trial(request_id)
+    def is_suspect(self, request_id: str) -> bool:
+        """Whether the request with this ID runs on its own now, or will be tried on its own."""
+        return self._blame.is_suspect(request_id)
 
     def suspended_seconds(self, key: str) -> float:
         """Return how long a key that has ended several engines must wait; 0 if it need not."""

@@ -15,6 +15,7 @@ from holdfast.errors import (
     HostMemoryError,
     NotReadyError,
     QuarantinedError,
+    RequestAbortedError,
     RequestLostError,
     SuspectedError,
 )
@@ -53,6 +54,9 @@ class EngineOutputs(Protocol):
 
     def is_failure(self, output: Any) -> bool:
         """Whether an output says that the engine failed, for this request alone."""
+
+    def is_answer(self, output: Any) -> bool:
+        """Whether an output is the last of a whole answer, which needs the engine no more."""
 
     def as_vllm_error(self, error: HoldfastError) -> Exception:
         """Return the exception that makes vLLM's routes answer with `error`."""
@@ -270,9 +274,15 @@ class Losses:
     def refused(self, request: EngineRequest, refusal: HoldfastError) -> Exception:
         """Return the refusal of a request as the exception that vLLM's routes expect.
 
-        It counts as lost, unless the host's memory is the reason and the answer has not begun: then
-        the client can come again, except with a request that an engine died with.
+        It counts as lost, unless its abort was asked for, or the host's memory is the reason and
+        the answer has not begun: then the client can come again, except with a request that an
+        engine died with.
         """
+        if isinstance(refusal, RequestAbortedError):
+            request.context.is_broken = True
+            request.context.error = "aborted"
+            request.context.may_be_retried = False
+            return self._as_vllm_error(request, refusal)
         if not isinstance(refusal, HostMemoryError):
             return self.record(request, refusal, loss_of(refusal, request))
         if request.has_yielded:

@@ -62,6 +62,7 @@ class TrialRunner:
         found = self._outputs.continued_arguments(request.arguments, request.sent, llm)
         arguments = self._outputs.trial_arguments(request.method, found or request.arguments)
         has_passed = True
+        request.is_abort_expected = False  # this engine has not been asked to
         with self._load.track(request):
             async with aclosing(getattr(llm, request.method)(**arguments)) as outputs:
                 async for output in outputs:

@@ -88,6 +88,10 @@ def refuse_missing_vllm() -> None:
         raise UsageError("vLLM is not installed.", remedy="pip install 'holdfast[cuda]'.")
 
 
+_PLUGINS = {"holdfast": "report its workspaces", "holdfast_demo": "know the demo model"}
+"""What each plugin does in a rank."""
+
+
 def refuse_environment(environment: Mapping[str, str], *, is_demo: bool) -> None:
     """Check the variables with which READY would not be true.
 
@@ -99,9 +103,10 @@ def refuse_environment(environment: Mapping[str, str], *, is_demo: bool) -> None
         named = environment["VLLM_PLUGINS"].split(",")
         needed = ("holdfast", "holdfast_demo") if is_demo else ("holdfast",)
         if missing := [name for name in needed if name not in named]:
+            lost = " or ".join(_PLUGINS[name] for name in missing)
             raise PluginMissingError(
                 f"VLLM_PLUGINS={environment['VLLM_PLUGINS']} leaves out {' and '.join(missing)}, "
-                "so no rank would report its workspaces or know the demo model.",
+                f"so no rank would {lost}.",
                 remedy=f"add {','.join(missing)} to VLLM_PLUGINS, or unset it.",
             )
     if is_on("VLLM_ENABLE_STARTUP_PLAN", environment):

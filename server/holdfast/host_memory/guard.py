@@ -83,14 +83,16 @@ class Reading:
 def marks_of(bound: Bound, given: Marks | None) -> Marks:
     """Return the marks for a limit: those that were given, or shares of what it allows.
 
-    Those that were given for a host are not for a cgroup that is smaller than the first of them:
-    nothing would ever be left above it.
+    Those that were given for a host are not for a cgroup in which no level could be left again: an
+    eighth more than the first of them is all that it allows, or more. What is 0 stays 0.
     """
-    if given is not None and given[0] < bound.total_bytes:
+    if given is not None and given[0] * RETURN_FACTOR < bound.total_bytes:
         return given
     first, second, third = (
-        min(most, int(share * bound.total_bytes))
-        for share, most in zip(SHARES, LARGEST_MARKS, strict=True)
+        min(most, int(share * bound.total_bytes)) if is_wanted else 0
+        for share, most, is_wanted in zip(
+            SHARES, LARGEST_MARKS, given or LARGEST_MARKS, strict=True
+        )
     )
     return first, second, third
 

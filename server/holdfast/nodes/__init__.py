@@ -4,7 +4,7 @@ The head is the front end of `serve`. A follower is a process of its own on each
 vLLM, which outlives the engines that it starts. Each follower keeps one authenticated connection to
 the head; what crosses it is not secret unless it is TLS, but can be neither forged nor repeated.
 
-    head              what the head does: who joins, which generation runs, when it ends
+    head              what the head does: which nodes join, which generation runs, when it ends
     follower          what a follower does: when it connects, starts and stops the engine
     channel           one side of a connection: proof of the key, heartbeats, messages
     actions           what these two ask their caller to do

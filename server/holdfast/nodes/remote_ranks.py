@@ -99,7 +99,7 @@ def death_of(report: GenerationLost) -> Death:
     return replace(report.death, reason=f"node {report.node}: {report.death.reason}")
 
 
-async def first_death(local: Coroutine[Any, Any, Death], remote: RemoteRanks) -> Death:
+async def root_death_of_nodes(local: Coroutine[Any, Any, Death], remote: RemoteRanks) -> Death:
     """Wait for the generation's death on any node, and return the one that caused the others."""
     async with race(local, remote.until_lost()) as (here, there):
         if not (there.done() and there.result().cause in _ROOTS):

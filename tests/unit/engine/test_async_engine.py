@@ -163,7 +163,7 @@ def test_a_request_on_trial_is_not_aborted(monkeypatch: pytest.MonkeyPatch) -> N
 
     proxy = EngineProxy()
     proxy._current = Engine()
-    monkeypatch.setattr(proxy.requests, "is_on_trial", lambda name: name == "tried")
+    monkeypatch.setattr(proxy.requests, "is_suspect", lambda name: name == "tried")
     run(proxy.abort(["tried", "other"]))
     assert asked == [["other"]]
 
@@ -340,6 +340,66 @@ def test_an_adapter_that_one_worker_does_not_take_is_in_none() -> None:
         shelf.load("a")
     assert [what for what, _ in shelf.llm.asked] == ["add_lora", "remove_lora"]
     assert shelf.loras.listed() == ()
+
+
+def test_a_replaced_adapter_is_read_once() -> None:
+    """vLLM keeps the record, and reads the files in each step as long as it says so."""
+    shelf = Shelf()
+    replaced = LoRARequest("a", 1, "/a", load_inplace=True)
+    run(shelf.proxy.add_lora(replaced))
+    assert shelf.llm.asked[-1][1]["load_inplace"]
+    assert not replaced.load_inplace
+
+
+def test_an_adapter_that_was_not_loaded_again_has_not_changed(tmp_path: Path) -> None:
+    """Its streams go on with what the workers have."""
+    shelf = Shelf()
+    directory = tmp_path / "a"
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text("{}")
+    adapter = LoRARequest("a", 1, str(directory))
+    arguments = {"prompt": "hello", "request_id": "a", "lora_request": adapter}
+
+    async def live() -> None:
+        await shelf.proxy.add_lora(adapter)
+        using = asyncio.create_task(use(shelf.proxy, arguments))
+        await asyncio.sleep(0)
+        (request,) = shelf.proxy.requests._requests
+        request.has_yielded = True
+        shelf.llm.errors["add_lora"] = "FileNotFoundError: it is not there"
+        with pytest.raises(EngineRefusedError):
+            await shelf.proxy.add_lora(LoRARequest("a", 1, "/typo", load_inplace=True))
+        shelf.llm.errors.clear()
+        await shelf.proxy.add_lora(adapter)
+        assert request.refusal is None
+        (directory / "adapter_config.json").write_text("{ }")
+        await shelf.proxy.add_lora(adapter)
+        assert [one.refusal is None for one in shelf.proxy.requests._requests] == [False]
+        using.cancel()
+
+    run(live())
+
+
+def test_only_the_adapter_that_was_pinned_is_pinned_again() -> None:
+    """An earlier one of its name, which a request still uses, has no route to unpin it."""
+    shelf = Shelf()
+    shelf.load("a")
+    earlier = shelf.models.lora_requests["a"]
+    shelf.models.lora_requests["a"] = LoRARequest("a", 2, "/a")
+    run(shelf.loras.pin("a"))
+    arguments = {"prompt": "hello", "request_id": "a", "lora_request": earlier}
+
+    async def live() -> None:
+        using = asyncio.create_task(use(shelf.proxy, arguments))
+        await asyncio.sleep(0)
+        shelf.llm.asked.clear()
+        await shelf.loras.restore()
+        using.cancel()
+
+    run(live())
+    assert [(what, its["lora_id"]) for what, its in shelf.llm.asked if what == "pin_lora"] == [
+        ("pin_lora", 2)
+    ]
 
 
 def test_a_pin_too_many_is_a_conflict() -> None:

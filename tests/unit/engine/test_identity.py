@@ -12,6 +12,7 @@ import pytest
 from holdfast.configuration_record import ModelFile
 from holdfast.engine import identity
 from holdfast.engine.identity import (
+    AdapterFiles,
     ModelFiles,
     commit_of,
     directory_of,
@@ -158,3 +159,43 @@ def test_files_that_cannot_be_listed_have_not_changed() -> None:
         load_config=SimpleNamespace(download_dir=None),
     )
     assert not ModelFiles(config).have_changed()
+
+
+def test_an_adapter_is_found_where_vllm_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a directory, below the home, or in the cache of the Hub."""
+    home, snapshots = tmp_path / "home", tmp_path / "snapshots"
+    monkeypatch.setenv("HOME", str(home))
+    commit = "first"
+    monkeypatch.setattr(
+        identity,
+        "try_to_load_from_cache",
+        lambda name, file: str(snapshots / commit / file) if name == "org/adapter" else None,
+    )
+    for place in (home / "adapter", snapshots / "first", snapshots / "second"):
+        place.mkdir(parents=True)
+        (place / "adapter_config.json").write_text("{}")
+    files = AdapterFiles()
+    for number, path in enumerate((str(home / "adapter"), "~/adapter", "org/adapter", "org/none")):
+        assert not files.have_changed(number, path)
+        assert not files.have_changed(number, path)
+    os.utime(home / "adapter" / "adapter_config.json", ns=(0, 1))
+    commit = "second"
+    assert files.have_changed(0, str(home / "adapter"))
+    assert files.have_changed(1, "~/adapter")
+    assert files.have_changed(2, "org/adapter")
+    assert not files.have_changed(3, "org/none")
+
+
+def test_the_files_of_adapters_that_are_gone_are_forgotten(tmp_path: Path) -> None:
+    """Each loading has an ID of its own."""
+    weights = tmp_path / "adapter.safetensors"
+    weights.write_bytes(b"0")
+    files = AdapterFiles()
+    for number in (1, 2):
+        files.have_changed(number, str(tmp_path))
+    files.forget_all_but({1})
+    os.utime(weights, ns=(0, 1))
+    assert files.have_changed(1, str(tmp_path))
+    assert not files.have_changed(2, str(tmp_path))

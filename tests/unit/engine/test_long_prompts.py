@@ -143,6 +143,38 @@ def test_a_prompt_that_waits_lends_its_capacity() -> None:
     run_scene(scene)
 
 
+def test_a_prompt_that_is_refused_while_it_waits_for_its_capacity_is_told() -> None:
+    """Nothing would wake it again."""
+
+    class Late(Lent):
+        """Comes back when it is told to."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.comes = asyncio.Event()
+
+        async def acquire(self) -> None:
+            """Give it again, in time."""
+            await super().acquire()
+            await self.comes.wait()
+
+    async def scene(harness: ReplayHarness) -> None:
+        start(harness)
+        harness.requests.long_prompts.hold(are_held=True)
+        lent = Late()
+        call = harness.call("a", context=RequestContext(capacity=lent), tokens=LONG)
+        await harness.until_held(1)
+        harness.requests.long_prompts.hold(are_held=False)
+        while lent.done != ["lent", "back"]:  # noqa: ASYNC110 - the loop is all there is
+            await asyncio.sleep(0)
+        harness.requests.refuse(lambda _: True, HostMemoryError("It is short again."))
+        lent.comes.set()
+        with answered(HostMemoryError):
+            await call
+
+    run_scene(scene)
+
+
 def test_without_capacity_to_go_on_with_it_may_be_retried() -> None:
     """The queue may be full by then."""
 

@@ -17,6 +17,7 @@ from holdfast.errors import (
     HostMemoryError,
     KeySuspendedError,
     NotReadyError,
+    RequestAbortedError,
     RequestLostError,
     SuspectedError,
 )
@@ -334,6 +335,47 @@ def test_a_slow_reader_is_refused_like_the_others() -> None:
         with answered(RequestLostError):
             await stream.take()
         assert harness.requests.continued == 0
+
+    run_scene(scene)
+
+
+class AnsweredLLM(ScriptedLLM):
+    """Has made the whole answer, whether it lives or not."""
+
+    async def generate(self, prompt: str, **_: Any) -> AsyncIterator[Output]:
+        """Two outputs."""
+        self.received.append(prompt)
+        yield Output(1)
+        yield Output(2, finished=True)
+
+
+def test_an_answer_that_is_whole_is_read_to_its_end() -> None:
+    """A slow reader needs no engine for what is left of it."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(AnsweredLLM())
+        stream = Stream(harness)
+        await stream.take()
+        harness.bury()
+        harness.requests.refuse(lambda request: request.has_yielded, LOST)
+        await stream.end()
+        assert stream.tokens == [1, 2]
+
+    run_scene(scene)
+
+
+def test_an_abort_that_was_asked_for_is_not_a_loss() -> None:
+    """Operators are told of losses."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        context = RequestContext()
+        waiting = harness.call("a", context=context)
+        await harness.until_held(1)
+        harness.requests.refuse(lambda _: True, RequestAbortedError("It was aborted."))
+        with answered(RequestAbortedError):
+            await waiting
+        assert not any(harness.requests.lost.values())
+        assert (context.error, context.may_be_retried) == ("aborted", False)
 
     run_scene(scene)
 

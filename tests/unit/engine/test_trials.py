@@ -366,10 +366,10 @@ def test_a_request_on_trial_is_known_by_its_id() -> None:
         harness.start(is_open=False).hold()
         trials = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
         await harness.llm.until_received(1)
-        assert [*map(harness.requests.is_on_trial, ("a", "b"))] == [True, False]
+        assert [*map(harness.requests.is_suspect, ("a", "b"))] == [True, True]
         harness.llm.release()
         assert await trials
-        assert not harness.requests.is_on_trial("b")
+        assert not harness.requests.is_suspect("b")
         harness.requests.open()
         await asyncio.gather(*requests)
 

@@ -18,6 +18,7 @@ import pytest
 from fake_host import GIB, MIB, FakeHost
 from holdfast.host_memory.guard import (
     LARGEST_MARKS,
+    RETURN_FACTOR,
     Judge,
     Level,
     MemoryGuard,
@@ -119,6 +120,19 @@ def test_marks_that_no_reading_can_be_above_are_not_those_of_a_limit(
     marks = marks_of(Bound(total_gib * GIB, 0), MARKS)
     assert (marks == MARKS) is is_given
     assert marks[0] < total_gib * GIB
+
+
+def test_a_level_that_is_off_is_off_in_a_small_container() -> None:
+    """Which has default marks for the others."""
+    first, second, third = marks_of(Bound(4 * GIB, 0), (MARKS[0], MARKS[1], 0))
+    assert first > second > third == 0
+
+
+def test_a_level_can_be_left_within_its_limit() -> None:
+    """It is left an eighth above its mark."""
+    total_bytes = int(1.1 * MARKS[0])
+    marks = marks_of(Bound(total_bytes, 0), MARKS)
+    assert marks[0] * RETURN_FACTOR < total_bytes
 
 
 def test_the_limit_that_leaves_the_least_decides() -> None:

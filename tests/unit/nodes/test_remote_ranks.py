@@ -15,8 +15,8 @@ from holdfast.nodes.actions import GenerationLost
 from holdfast.nodes.remote_ranks import (
     RemoteRanks,
     death_of,
-    first_death,
     root_death,
+    root_death_of_nodes,
     start_error_of,
     start_explained,
     unless_lost,
@@ -143,7 +143,7 @@ def test_a_death_on_the_head_waits_for_what_caused_it() -> None:
     async def run() -> Death:
         remote = await a_remote()
         asyncio.get_running_loop().call_later(0.05, remote.lost, NODE_LOST)
-        return await first_death(at_once(RAISED), remote)
+        return await root_death_of_nodes(at_once(RAISED), remote)
 
     assert asyncio.run(run()) == NODE_DEATH
 
@@ -154,7 +154,7 @@ def test_a_lost_node_is_a_death_at_once() -> None:
     async def run() -> Death:
         remote = await a_remote()
         remote.lost(NODE_LOST)
-        return await first_death(never(), remote)
+        return await root_death_of_nodes(never(), remote)
 
     assert asyncio.run(run()) == NODE_DEATH
 
