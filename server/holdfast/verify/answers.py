@@ -11,6 +11,8 @@ Value = TypeVar("Value")
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 """Ends a text that was cut, so that `redaction` knows where a secret may have been cut, too."""
 _EXCERPT_CHARACTERS = 300
+_MOST_LEVELS = 100
+"""A report repeats parts of answers, and what writes it takes some frames for each level."""
 LEAST_TOO_GREAT = 2**53
 """No count is as great. One of hundreds of digits has no float, as which a report shows it."""
 
@@ -26,12 +28,30 @@ def read_json(text: str) -> Any:
     """The value that a text stands for.
 
     Raises:
-        MalformedError: it is not JSON.
+        MalformedError: it is not JSON, or nested more deeply than any answer of the API.
     """
     try:
-        return json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         raise MalformedError(f"not JSON: {excerpt(text)}") from None
+    if _is_deeper_than(_MOST_LEVELS, document):
+        raise MalformedError(f"nested more than {_MOST_LEVELS} levels deep: {excerpt(text)}")
+    return document
+
+
+def _is_deeper_than(levels: int, document: Any) -> bool:
+    inside = [document]
+    for _ in range(levels):
+        containers = [one for one in inside if isinstance(one, dict | list)]
+        inside = [
+            part
+            for one in containers
+            for part in (one.values() if isinstance(one, dict) else one)
+            if isinstance(part, dict | list)
+        ]
+        if not inside:
+            return False
+    return True
 
 
 def dig(document: Any, *path: str | int, kind: type[Value]) -> Value:

@@ -197,7 +197,7 @@ async def _run(
             server = await unless(interrupted, survey(target, recorded_model(options)))
             if server is None:
                 raise KeyboardInterrupt
-            require_same_model(server, options)
+            require_same_model(server, options, target.secrets)
             context = RunContext(target, server, depth_of(profile), interrupted, options)
             with view_on(sys.stdout, len(checks)) as view:
                 results = await run(checks, context, view)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.verify.records import CheckStatus, Report, Request
+from holdfast.verify.redaction import redacted
 from holdfast.verify.target import NoAnswerError, Target
 
 VERIFY_RUN_PATH = "/admin/verify-run"
@@ -24,7 +25,8 @@ async def show_on_page(url: str, admin_key: str, report: Report) -> str:
                 Request("PUT", VERIFY_RUN_PATH, body), deadline_seconds=DEADLINE_SECONDS
             )
     except NoAnswerError as error:
-        return f"the status page does not show the verdict: {error}"
+        said = redacted(str(error), (admin_key,))
+        return f"the status page does not show the verdict: {said}"
     if answer.status != 200:
         return f"the status page does not show the verdict: the server answered {answer.status}"
     return "the status page shows the verdict"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.verify.answers import excerpt
 from holdfast.verify.baseline import Baseline, Score, read_baseline, write_baseline
 from holdfast.verify.directories import make_writable
 from holdfast.verify.options import Options
 from holdfast.verify.records import Report, Server, depth_of
+from holdfast.verify.redaction import redacted
 from holdfast.verify.tasks import score_key
 
 
@@ -24,7 +27,7 @@ def options_of(against: Path | None, record: Path | None) -> Options:
     return Options(read_baseline(against) if against else None, records=record is not None)
 
 
-def require_same_model(server: Server, options: Options) -> None:
+def require_same_model(server: Server, options: Options, secrets: Sequence[str]) -> None:
     """Refuse to compare models.
 
     Raises:
@@ -32,9 +35,9 @@ def require_same_model(server: Server, options: Options) -> None:
     """
     model = recorded_model(options)
     if model is not None and model not in server.models:
+        served = redacted(excerpt(", ".join(map(repr, server.models))), secrets)
         raise UsageError(
-            f"--against: the baseline is one of {model!r}, and the server serves "
-            f"{', '.join(map(repr, server.models))}.",
+            f"--against: the baseline is one of {model!r}, and the server serves {served}.",
             remedy="record a baseline of this model, or serve it under the recorded name.",
         )
 
@@ -67,6 +70,8 @@ def keep(measured: Baseline | None, report: Report, path: Path, options: Options
     )
     try:
         write_baseline(whole, path)
+    except ValueError as error:  # such as half of a surrogate pair in what the server says
+        return f"baseline: not written, and {path} is as before: {excerpt(str(error))}"
     except OSError as error:
         raise HoldfastError(
             f"{path} could not be written: {error.strerror}.",

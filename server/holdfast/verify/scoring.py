@@ -100,8 +100,8 @@ async def decoded(
         choice = dig(answer.document, "choices", 0, kind=dict)
         found = _answered(choice, len(ids), count, may_end=_GRAMMAR in options)
     text = dig_or(choice, "text", default="")
-    fingerprint = answer.document.get("system_fingerprint")
-    return Decoded(found.token_ids, found.scores, fingerprint or "", text)
+    fingerprint = dig_or(answer.document, "system_fingerprint", default="")
+    return Decoded(found.token_ids, found.scores, fingerprint, text)
 
 
 async def written(trial: Trial, ids: Sequence[int], count: int) -> list[int]:

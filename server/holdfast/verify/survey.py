@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -18,11 +19,11 @@ from holdfast.verify.redaction import redacted
 from holdfast.verify.target import Answer, NoAnswerError, Target
 from holdfast.verify.trial import CHAT, COMPLETIONS, MODELS, TOKENIZE
 from holdfast.verify.vitals import ask_vitals
+from holdfast.verify.waiting import TOO_MANY, LimitedError, until_admitted
 
 _OK = 200
 _KEY_REFUSED = (401, 403)
-_TOO_MANY = 429
-_LATER = (408, _TOO_MANY)
+_LATER = (408, TOO_MANY)
 """Statuses of a route that is there, and has no time now."""
 _SURVEY_SECONDS = 60.0
 _STATUS_FIELDS = {"state", "engine", "probe"}
@@ -111,8 +112,8 @@ async def is_answering(target: Target, server: Server) -> bool:
         path = MODELS
     request = Request("GET", MODELS) if path == MODELS else _smallest(path, server.model)
     # A connection that is kept may have been closed behind an error, which only a request shows.
-    answer = await _answer(target, request) or await _answer(target, request)
-    return answer is not None and answer.status in (_OK, _TOO_MANY)
+    answer = await _told(target, request) or await _told(target, request)
+    return answer is not None and answer.status in (_OK, TOO_MANY)
 
 
 def without_secrets(url: str) -> str:
@@ -123,8 +124,14 @@ def without_secrets(url: str) -> str:
 
 async def _models(target: Target) -> list[Any]:
     where = f"{without_secrets(target.url)}{MODELS}"
+    ask = partial(target.ask, Request("GET", MODELS))
     try:
-        answer = await target.ask(Request("GET", MODELS), deadline_seconds=_SURVEY_SECONDS)
+        answer = await until_admitted(ask, _SURVEY_SECONDS)
+    except LimitedError:
+        raise NotReachableError(
+            f"{where} refuses requests for now (HTTP {TOO_MANY}).",
+            remedy="give --api-key-file a key without limits, or wait until others ask for less.",
+        ) from None
     except NoAnswerError as error:
         raise NotReachableError(
             f"{where} did not answer: {redacted(str(error), target.secrets)}.",
@@ -204,7 +211,7 @@ def _is_there(answer: Answer | None) -> bool:
 def _tells_tokens(answer: Answer | None) -> bool:
     """Whether it is that of vLLM's `/tokenize`: other servers have another route of that name."""
     if answer is None or answer.status != _OK:
-        return False
+        return _is_there(answer)
     try:
         told = answer.document
     except MalformedError:
@@ -240,6 +247,15 @@ async def _document(target: Target, path: str) -> Mapping[str, Any]:
 
 
 async def _answer(target: Target, request: Request) -> Answer | None:
+    """The answer; None if there is none, or the server lets no request in for that long."""
+    try:
+        return await until_admitted(partial(target.ask, request), _SURVEY_SECONDS)
+    except (LimitedError, NoAnswerError):
+        return None
+
+
+async def _told(target: Target, request: Request) -> Answer | None:
+    """The answer, whatever it is; None if there is none."""
     try:
         return await target.ask(request, deadline_seconds=_SURVEY_SECONDS)
     except NoAnswerError:

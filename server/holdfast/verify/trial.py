@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +15,7 @@ from holdfast.verify.records import Fault, Limit, Number, Profile, Request, Seri
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import REQUEST_SECONDS, Answer, Target
 from holdfast.verify.tasks import score_key
+from holdfast.verify.waiting import LimitedError, Reply, until_admitted
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -27,16 +25,12 @@ LIMITED = (
     "the server limits its requests (429); give --api-key-file a key without limits, or wait"
     " until others ask for less"
 )
-_OK, _TOO_MANY = 200, 429
-_WAIT_SECONDS = 1.0
-"""After a refusal that does not say how long."""
-_LEAST_WAIT_SECONDS = 0.1
+_OK = 200
 _MAX_REQUESTS = 8
 """More do not help to repeat a check."""
 _MAX_FAULTS = 20
 
 Value = TypeVar("Value")
-Reply = TypeVar("Reply", Answer, StreamedAnswer)
 Message = Mapping[str, Any]
 Asked = str | Sequence[Message]
 """What a user says, or a whole conversation."""
@@ -138,24 +132,16 @@ class Trial:
     async def admitted(
         self, ask: Callable[..., Awaitable[Reply]], deadline_seconds: float = REQUEST_SECONDS
     ) -> Reply:
-        """The answer that `ask` gets, with any status but 429: as long as it has that, ask again.
-
-        The deadline is that of each answer, and that of the wait for a request to be let in.
+        """The answer that `ask` gets, see `until_admitted`.
 
         Raises:
             NoAnswerError: there is no answer in time.
             InconclusiveError: the server does not let it in before the deadline.
         """
-        ends_seconds = time.monotonic() + deadline_seconds
-        while True:
-            answer = await ask(deadline_seconds=deadline_seconds)
-            if answer.status != _TOO_MANY:
-                return answer
-            self.is_limited = True
-            wait_seconds = _wait_seconds(answer.retry_after)
-            if time.monotonic() + wait_seconds > ends_seconds:
-                raise InconclusiveError(LIMITED)
-            await asyncio.sleep(wait_seconds)
+        try:
+            return await until_admitted(ask, deadline_seconds, self._note_limit)
+        except LimitedError:
+            raise InconclusiveError(LIMITED) from None
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, deadline_seconds: float = REQUEST_SECONDS
@@ -213,11 +199,11 @@ class Trial:
             raise UnexpectedStatusError(answer)
         return answer
 
-    async def leave(self, path: str, body: Mapping[str, Any], *, after_bytes: int) -> None:
-        """Go away in the middle of a stream."""
+    async def leave(self, path: str, body: Mapping[str, Any], *, after_bytes: int) -> int:
+        """Go away in the middle of a stream, and return its status."""
         request = Request("POST", path, {"stream": True, **body})
         self._note(request)
-        await self.target.leave_early(request, after_bytes=after_bytes)
+        return await self.target.leave_early(request, after_bytes=after_bytes)
 
     async def count_tokens(self, body: Mapping[str, Any]) -> int:
         """The tokens of the prompt of a chat or a completion, as `/tokenize` counts them."""
@@ -233,6 +219,9 @@ class Trial:
     def completion_body(self, prompt: str | Sequence[Any], **options: Any) -> dict[str, Any]:
         """The body of a completion."""
         return {"model": self.server.model, "prompt": prompt, "temperature": 0, **options}
+
+    def _note_limit(self) -> None:
+        self.is_limited = True
 
     def require(
         self, holds: object, what: str, answer: Answer | StreamedAnswer | None = None
@@ -294,15 +283,6 @@ class Trial:
         noted = self._shared_requests if self._measuring else self._requests
         if len(noted) < _MAX_REQUESTS and request not in noted:
             noted.append(request)
-
-
-def _wait_seconds(retry_after: str) -> float:
-    """How long to wait before the next try; a server may also give a date, or nothing."""
-    try:
-        asked = float(retry_after)
-    except ValueError:
-        asked = _WAIT_SECONDS
-    return max(asked, _LEAST_WAIT_SECONDS) if math.isfinite(asked) else _WAIT_SECONDS
 
 
 def _fault(what: str, answer: Answer | StreamedAnswer | None) -> Fault:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.verify.answers import MalformedError, dig, dig_or
+from holdfast.verify.answers import MalformedError, dig, dig_or, read_json
+
+
+@pytest.mark.parametrize("levels", [200, 600, 100_000])
+def test_an_answer_is_not_nested_deeply(levels: int) -> None:
+    """A report that repeats it could not be written."""
+    with pytest.raises(MalformedError):
+        read_json("[" * levels + "]" * levels)
+    assert read_json('{"a": [[1]]}') == {"a": [[1]]}
 
 
 def test_an_integer_of_hundreds_of_digits_is_not_read() -> None:

@@ -130,8 +130,34 @@ def test_the_baseline_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_a_model_is_one_by_any_of_its_names() -> None:
     """A server may list several."""
     options = Options(Baseline(origin=replace(ORIGIN, model="adapter")))
-    require_same_model(SERVER, options)
-    require_same_model(SERVER, Options())
+    require_same_model(SERVER, options, ())
+    require_same_model(SERVER, Options(), ())
+
+
+def test_a_model_that_is_named_like_the_key_is_not_shown() -> None:
+    """A server hears the key, and may list it."""
+    server = replace(SERVER, models=("a-secret-key", "x" * 100_000))
+    options = Options(Baseline(origin=replace(ORIGIN, model="qwen")))
+    with pytest.raises(UsageError) as refused:
+        require_same_model(server, options, ("a-secret-key",))
+    assert "a-secret-key" not in str(refused.value)
+    assert len(str(refused.value)) < 1000
+
+
+class HalfNamed(ScoringDouble):
+    """Has half of a surrogate pair in its version."""
+
+    async def _version(self, _request: Request) -> Response:
+        return Response(b'{"version": "\\ud800"}', media_type="application/json")
+
+
+def test_a_baseline_that_cannot_be_written_costs_no_report(tmp_path: Path) -> None:
+    """The verdict stands; one line says what is missing."""
+    path = tmp_path / "baseline"
+    done = run(HalfNamed(), tmp_path, f"--record={path}")
+    assert "baseline: not written" in done.output
+    assert done.report["checks"]
+    assert not path.exists()
 
 
 class Several(OpenAIDouble):

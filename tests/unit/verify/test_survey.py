@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from asgi_server import serving
 from double_limits import EVERY, LimitedDouble
 from holdfast.errors import NotReachableError, UsageError
+from holdfast.verify import survey as surveying
 from holdfast.verify.records import Server
 from holdfast.verify.survey import is_answering, survey
 from holdfast.verify.target import Target
@@ -89,10 +90,60 @@ def surveyed(app: OpenAIDouble, wanted: str | None = None) -> Server:
 @pytest.mark.parametrize(
     ("status", "is_there"), [(404, False), (400, False), (408, True), (429, True), (500, True)]
 )
-def test_a_route_without_time_is_there(status: int, is_there: bool) -> None:
+def test_a_route_without_time_is_there(
+    monkeypatch: pytest.MonkeyPatch, status: int, is_there: bool
+) -> None:
     """As is one that fails; one that refuses the smallest request is not."""
+    monkeypatch.setattr(surveying, "_SURVEY_SECONDS", 0.5)
     able = set(surveyed(Refusing(status)).abilities)
     assert ({"chat", "completions", "tools"} <= able) is is_there
+
+
+class Limited(OpenAIDouble):
+    """Answers the first request of each route with 429, and has no parser of tools."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: set[str] = set()
+
+    def _is_first(self, request: Request) -> bool:
+        is_first = request.url.path not in self._asked
+        self._asked.add(request.url.path)
+        return is_first
+
+    async def _models(self, request: Request) -> Response:
+        if self._is_first(request):
+            return JSONResponse({}, 429, {"Retry-After": "0.1"})
+        return await super()._models(request)
+
+    async def _completion(self, request: Request) -> Response:
+        if self._is_first(request):
+            return JSONResponse({}, 429, {"Retry-After": "0.1"})
+        return JSONResponse({}, 404)
+
+
+def test_what_a_server_can_do_is_not_read_from_429() -> None:
+    """It says that there have been too many requests, and of the route nothing."""
+    able = set(surveyed(Limited()).abilities)
+    assert "chat" in able
+    assert "completions" not in able
+
+
+class BrokenTokenizer(OpenAIDouble):
+    """Has a route for tokens that always fails, or is another's."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self._status = status
+
+    async def _tokenize(self, _request: Request) -> Response:
+        return JSONResponse({}, self._status)
+
+
+@pytest.mark.parametrize(("status", "is_there"), [(500, True), (404, False), (200, False)])
+def test_tokens_that_are_not_told_are_not_absent(status: int, is_there: bool) -> None:
+    """A check finds what is wrong with them; another form is another route."""
+    assert ("tokenize" in surveyed(BrokenTokenizer(status)).abilities) is is_there
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -105,7 +156,7 @@ def test_a_key_may_be_asked_for_only_where_answers_come_from(status: int) -> Non
 def test_only_plain_values_of_a_proof_are_kept() -> None:
     """The report has them, and has no room for what a server may nest or repeat."""
     deep: list[Any] = []
-    for _ in range(200):
+    for _ in range(50):
         deep = [deep]
     holdfast = surveyed(Proving({"passed": True, "limited": deep, "proven_tokens": 640})).holdfast
     assert holdfast is not None

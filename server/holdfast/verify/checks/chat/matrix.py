@@ -20,6 +20,7 @@ from holdfast.verify.checks.chat.judges import broken_characters, loop, stray_sc
 from holdfast.verify.records import equal_to
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import CHAT, Trial
+from holdfast.verify.waiting import together
 
 _AT_ONCE = 4
 _ROUNDS = {"standard": 1}
@@ -74,7 +75,7 @@ async def matrix(trial: Trial) -> None:
         return _judge(trial, prompt, answer)
 
     cells = [(prompt, mode, number) for number in rounds for mode in modes for prompt in asked]
-    found = await asyncio.gather(*(judged(*cell) for cell in cells))
+    found = await together(*(judged(*cell) for cell in cells))
     right = [has for (prompt, _, _), has in zip(cells, found, strict=True) if prompt.has]
     trial.measure("modes of thinking", len(modes))
     trial.measure("answers", len(cells))

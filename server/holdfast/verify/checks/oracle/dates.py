@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 
 from holdfast.verify.answers import MalformedError, dig
 from holdfast.verify.trial import Trial
@@ -73,7 +74,8 @@ def _day_of(recorded_at: str) -> date | None:
 
 async def _text_of(trial: Trial, ids: Sequence[int]) -> str | None:
     """What the tokens spell, in the server's words; None if it does not tell."""
-    answer = await trial.ask(_DETOKENIZE, {"model": trial.server.model, "tokens": list(ids)})
+    body = {"model": trial.server.model, "tokens": list(ids)}
+    answer = await trial.admitted(partial(trial.ask, _DETOKENIZE, body))
     if answer.status != _OK:
         return None
     try:

@@ -4,7 +4,6 @@ itself.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from holdfast.verify.checks.self_agreement.judging import malformed_blamed, nois
 from holdfast.verify.checks.self_agreement.sequences import MOST_SCORED_TOKENS, Sequences, sequences
 from holdfast.verify.scoring import decoded, next_top, token_ids_of
 from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
+from holdfast.verify.waiting import together
 
 ANSWER_TOKENS = 32
 ROUNDS = 12
@@ -81,10 +81,7 @@ async def measured(trial: Trial) -> Baseline:
 
 async def rounds_of(trial: Trial, prompts: Sequence[Sequence[int]]) -> list[list[Top]]:
     """What follows each of these prompts, asked at once in each round; by round, then by prompt."""
-    return [
-        await asyncio.gather(*(next_top(trial, prompt) for prompt in prompts))
-        for _ in range(ROUNDS)
-    ]
+    return [await together(*(next_top(trial, prompt) for prompt in prompts)) for _ in range(ROUNDS)]
 
 
 async def prompt_of(trial: Trial, text: str, *, is_chat: bool) -> list[int] | None:

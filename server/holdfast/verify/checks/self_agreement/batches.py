@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from holdfast.verify.check import Check
 from holdfast.verify.checks.self_agreement.judging import (
     judge,
@@ -15,6 +13,7 @@ from holdfast.verify.checks.self_agreement.judging import (
 from holdfast.verify.checks.self_agreement.sequences import ANSWER_TOKENS, sequences
 from holdfast.verify.scoring import decoded, scored
 from holdfast.verify.trial import Trial
+from holdfast.verify.waiting import together
 
 _SEQUENCES = {"quick": 8, "standard": 16}
 _MAX_SEQUENCES = 64
@@ -35,15 +34,15 @@ async def full_batch(trial: Trial) -> None:
         for number in range(_SEQUENCES.get(trial.profile, _MAX_SEQUENCES))
     ]
     with malformed_blamed(trial):
-        answers = await asyncio.gather(*(decoded(trial, one, ANSWER_TOKENS) for one in prompts))
+        answers = await together(*(decoded(trial, one, ANSWER_TOKENS) for one in prompts))
         wholes = [
             [*prompt, *answer.token_ids] for prompt, answer in zip(prompts, answers, strict=True)
         ]
-        together = await asyncio.gather(*(scored(trial, one) for one in wholes))
+        rescored = await together(*(scored(trial, one) for one in wholes))
     alone = [await reference(trial, one) for one in wholes]
     decodes = [answer.scores for answer in answers]
     judge(trial, "decoded together", list(zip(decodes, alone, strict=True)), limits)
-    judge(trial, "prefilled together", list(zip(together, alone, strict=True)), limits)
+    judge(trial, "prefilled together", list(zip(rescored, alone, strict=True)), limits)
     trial.measure("sequences", len(prompts))
 
 

@@ -14,7 +14,6 @@ Neither is taken from the path that is judged: a fault of it would raise its own
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from holdfast.verify.checks.self_agreement.sequences import (
 from holdfast.verify.records import at_most, equal_to
 from holdfast.verify.scoring import Decoded, decoded, next_top, scored
 from holdfast.verify.trial import InconclusiveError, Trial, UnexpectedStatusError
+from holdfast.verify.waiting import together
 
 BASE_TOKENS = 96
 """Of the prompt that most paths share."""
@@ -198,7 +198,7 @@ async def _twin_decodes(trial: Trial) -> list[Comparison]:
     alone = await _alone(trial)
     groups = []
     for count in _TWINS:
-        twins = await asyncio.gather(*(_alone(trial) for _ in range(count)))
+        twins = await together(*(_alone(trial) for _ in range(count)))
         groups.append(pooled([_shared(one, alone) for one in twins]))
     return groups
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.trial import Trial
+from holdfast.verify.waiting import together
 
 _AT_ONCE = 8
 _STANDARD_PROBLEMS, _FULL_PROBLEMS = 100, 500
@@ -48,7 +49,7 @@ async def arithmetic(trial: Trial) -> None:
             answer = await trial.chat(problem.question, max_tokens=_ANSWER_TOKENS)
         return is_solved(answer.content(), problem.answer)
 
-    outcomes = await asyncio.gather(*map(solved, known))
+    outcomes = await together(*map(solved, known))
     trial.score("word problems solved", sum(outcomes), len(outcomes))
 
 

@@ -13,6 +13,7 @@ from holdfast.verify.records import Request
 from holdfast.verify.target import NoAnswerError
 from holdfast.verify.tasks import Task
 from holdfast.verify.trial import CHAT, SkippedError, Trial
+from holdfast.verify.waiting import together
 
 _AT_ONCE = 8
 _ANSWER_TOKENS = 512
@@ -36,7 +37,7 @@ async def own_tasks(trial: Trial) -> None:
         async with room:
             return await _solves(trial, task)
 
-    outcomes = await asyncio.gather(*map(solved, tasks))
+    outcomes = await together(*map(solved, tasks))
     trial.score(OWN_TASKS, sum(outcomes), len(outcomes))
 
 

@@ -13,6 +13,7 @@ from importlib.resources import files
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.skill import sandbox
 from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
+from holdfast.verify.waiting import together
 
 _AT_ONCE = 8
 _PROGRAMS_AT_ONCE = 2
@@ -84,7 +85,7 @@ async def programs(trial: Trial) -> None:
         async with running:
             return await sandbox.passes(program(problem, answer.content()))
 
-    outcomes = await asyncio.gather(*map(solved, known))
+    outcomes = await together(*map(solved, known))
     if len(refusals) == len(known):
         raise SkippedError(f"the server refuses the problems: {refusals[0]}")
     trial.measure("problems refused", len(refusals))

@@ -106,17 +106,21 @@ class Soak:
         has_scores = self._history.limits is not None
         try:
             found = await look(self._trial, self._now_seconds(), has_scores=has_scores)
-        except (NoAnswerError, UnexpectedStatusError) as error:
+        except (NoAnswerError, UnexpectedStatusError, InconclusiveError) as error:
             self._blame("requests of the canary", error)
         else:
             self._history.looks.append(found)
 
     def _blame(
-        self, kind: str, error: NoAnswerError | UnexpectedStatusError | MalformedError
+        self,
+        kind: str,
+        error: NoAnswerError | UnexpectedStatusError | MalformedError | InconclusiveError,
     ) -> None:
         self._history.errors += 1
         self._errors_in_a_row += 1
-        request = None if isinstance(error, MalformedError) else error.request
+        request = None
+        if isinstance(error, NoAnswerError | UnexpectedStatusError):
+            request = error.request
         if request is not None and len(str(request.body)) > _SHOWN_BODY_CHARACTERS:
             request = None
         minutes = self._now_seconds() / _MINUTE_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from holdfast.verify.checks.wire.asking import PROMPT, either
@@ -30,10 +31,14 @@ def require_consent(trial: Trial) -> None:
 async def ask_large(
     trial: Trial, what: str, path: str, body: Mapping[str, Any] | None = None, raw: str = ""
 ) -> Answer | None:
-    """The answer to a request that no report should repeat; None if the connection was closed."""
+    """The answer to a request that no report should repeat; None if the connection was closed.
+
+    Raises:
+        InconclusiveError: it is 429 until the deadline.
+    """
     request = Request("POST", path, body, raw)
     try:
-        return await trial.target.ask(request, deadline_seconds=PATIENT_SECONDS)
+        return await trial.admitted(partial(trial.target.ask, request), PATIENT_SECONDS)
     except NoAnswerError as error:
         trial.measure(f"{what}: connections closed", 1)
         trial.warn(f"{what}: {error}")

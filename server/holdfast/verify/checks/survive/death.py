@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from tempfile import TemporaryFile
 from typing import IO, Any
 
@@ -18,6 +19,7 @@ from holdfast.verify.records import equal_to
 from holdfast.verify.survey import ask_holdfast
 from holdfast.verify.target import Answer, NoAnswerError
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
+from holdfast.verify.waiting import together
 
 CLIENTS = 16
 ANSWER_TOKENS = 192
@@ -101,14 +103,14 @@ def _compare(
 
 
 async def _all(trial: Trial, asked: Sequence[Asked]) -> list[CountedAnswer | None]:
-    return await asyncio.gather(*(_one(trial, one) for one in asked))
+    return await together(*(_one(trial, one) for one in asked))
 
 
 async def _one(trial: Trial, asked: Asked) -> CountedAnswer | None:
     """What the answer says; None if it is lost, which is a fault."""
     path, body = asked
     try:
-        answer = await trial.ask(path, body, deadline_seconds=PATIENT_SECONDS)
+        answer = await trial.admitted(partial(trial.ask, path, body), PATIENT_SECONDS)
     except NoAnswerError as error:
         trial.blame(f"an answer was lost: {error}")
         return None

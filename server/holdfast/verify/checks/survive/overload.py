@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 
 from holdfast.verify.check import FROM_STANDARD, Check
@@ -15,6 +14,7 @@ from holdfast.verify.checks.wire.asking import either
 from holdfast.verify.records import at_least, equal_to
 from holdfast.verify.target import NoAnswerError
 from holdfast.verify.trial import Trial
+from holdfast.verify.waiting import together
 
 _CLIENTS = 256
 _ANSWER_TOKENS = 8
@@ -36,7 +36,7 @@ async def overload(trial: Trial) -> None:
         trial.require(is_in_order, f"a client got {answer.status}", answer)
         return answer.status
 
-    statuses = Counter(await asyncio.gather(*map(status, range(_CLIENTS))))
+    statuses = Counter(await together(*map(status, range(_CLIENTS))))
     trial.measure("clients", _CLIENTS)
     trial.measure("answered", statuses[_OK], limit=at_least(1))
     trial.measure("refused with 429 or 503", statuses[_TOO_MANY] + statuses[_UNAVAILABLE])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from holdfast.verify.answers import dig
+from holdfast.verify.answers import MalformedError, dig
 from holdfast.verify.check import Check
 from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, NAMES, Body, bodies
 from holdfast.verify.checks.tools.calls import Turn, is_cut, whole_turn
@@ -54,6 +54,8 @@ async def _written(trial: Trial, body: Body) -> Counter[str]:
     names = ("model", "messages", "tools")
     tokenized = await trial.post(TOKENIZE, {name: body[name] for name in names})
     prompt = dig(tokenized.document, "tokens", kind=list)
+    if not all(isinstance(token, int) for token in prompt):
+        raise MalformedError("tokens has other values than integers")
     answer = await trial.complete(
         prompt,
         max_tokens=body["max_tokens"],

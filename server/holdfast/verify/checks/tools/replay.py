@@ -17,6 +17,7 @@ from holdfast.verify.check import Check
 from holdfast.verify.checks.tools.asking import Body
 from holdfast.verify.survey import given_flags
 from holdfast.verify.trial import TOKENIZE, SkippedError, Trial, UnexpectedStatusError
+from holdfast.verify.waiting import together
 
 if TYPE_CHECKING:  # a package of `holdfast[verify]`
     from canitoolcall.chunking import ChunkStrategy
@@ -65,7 +66,7 @@ async def replay(trial: Trial) -> None:
         async with room:
             return await _is_parsed(trial, recorded)
 
-    outcomes = await asyncio.gather(*map(parsed, fitting))
+    outcomes = await together(*map(parsed, fitting))
     trial.score(SCORE, sum(outcomes), len(outcomes))
 
 

@@ -21,6 +21,7 @@ from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, Body, function
 from holdfast.verify.checks.tools.calls import Turn, raw_calls, whole_turn
 from holdfast.verify.trial import Trial
+from holdfast.verify.waiting import together
 
 _AT_ONCE = 4
 _FULL_TRIES = 5
@@ -87,8 +88,8 @@ async def scenes(trial: Trial) -> None:
             return await _plays(trial, scene, number)
 
     known = all_scenes()
-    outcomes = await asyncio.gather(
-        *(asyncio.gather(*(passed(scene, number) for number in range(tries))) for scene in known)
+    outcomes = await together(
+        *(together(*(passed(scene, number) for number in range(tries))) for scene in known)
     )
     trial.score(f"scenes, pass^{tries}", sum(map(all, outcomes)), len(known))
     if tries > 1:

@@ -33,6 +33,7 @@ from holdfast.verify.trial import (
     Trial,
     UnexpectedStatusError,
 )
+from holdfast.verify.waiting import together
 
 _AT_ONCE = 8
 _STANDARD_CASES, _FULL_CASES = 30, 200
@@ -73,9 +74,7 @@ async def schemas(trial: Trial) -> None:
             return await _judge(trial, case, is_streamed=is_streamed)
 
     outcomes = Counter(
-        await asyncio.gather(
-            *(judged(case, is_streamed=way) for case in known for way in (False, True))
-        )
+        await together(*(judged(case, is_streamed=way) for case in known for way in (False, True)))
     )
     _report(trial, outcomes)
 

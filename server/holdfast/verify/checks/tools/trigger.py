@@ -9,6 +9,7 @@ from holdfast.verify.checks.tools.asking import ANSWER_TOKENS
 from holdfast.verify.checks.tools.calls import whole_turn
 from holdfast.verify.checks.tools.scenes import all_functions, triggers
 from holdfast.verify.trial import Trial
+from holdfast.verify.waiting import together
 
 _AT_ONCE = 4
 
@@ -27,7 +28,7 @@ async def trigger(trial: Trial) -> None:
         return {call.name for call in whole_turn(answer).calls}
 
     wanted = triggers()
-    names = await asyncio.gather(*map(called, wanted))
+    names = await together(*map(called, wanted))
     pairs = list(zip(wanted.values(), names, strict=True))
     right = sum(bool(want) and bool(made) for want, made in pairs)
     wrong = sum(bool(want) != bool(made) for want, made in pairs)

@@ -14,6 +14,7 @@ from holdfast.verify.streams import StreamedAnswer, delta_text
 from holdfast.verify.survey import ask_holdfast
 from holdfast.verify.trial import CHAT, InconclusiveError, SkippedError, Trial
 
+_OK = 200
 _KINDS = {True: "chat.completion.chunk", False: "text_completion"}
 """By whether it is a chat."""
 _MIN_EVENTS = 4
@@ -124,7 +125,9 @@ async def client_leaves(trial: Trial) -> None:
     path, body = either(trial, PROMPT, max_tokens=tokens)
     before = await _running(trial)
     for _ in range(_LEAVING):
-        await trial.leave(path, body, after_bytes=_STARTED_BYTES)
+        status = await trial.leave(path, body, after_bytes=_STARTED_BYTES)
+        if status != _OK:
+            raise InconclusiveError(f"a stream was answered {status}, so no client left one")
     await trial.post(path, {**body, "max_tokens": 1})
     if trial.server.holdfast is None:
         return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from holdfast.verify.check import Check
 from holdfast.verify.checks.twins import compare
 from holdfast.verify.checks.wire.asking import PROMPT, each
@@ -15,6 +13,7 @@ from holdfast.verify.trial import (
     Trial,
     UnexpectedStatusError,
 )
+from holdfast.verify.waiting import together
 
 _UNUSUAL = "naïve 北京 \N{SLIGHTLY SMILING FACE}\N{ZERO WIDTH JOINER}\N{FIRE} 0.1e-5\n\ttabs"
 _AT_ONCE = 8
@@ -52,10 +51,10 @@ async def own_answers(trial: Trial) -> None:
         raise SkippedError("the server does not repeat prompts")
     prompts = [f"client {number} of {_AT_ONCE}" for number in range(_AT_ONCE)]
     bodies = [trial.completion_body(one, max_tokens=4, echo=True) for one in prompts]
-    answers = await asyncio.gather(
+    answers = await together(
         *(trial.post(COMPLETIONS, body) for body in bodies),
     )
-    streams = await asyncio.gather(*(trial.stream(COMPLETIONS, body) for body in bodies))
+    streams = await together(*(trial.stream(COMPLETIONS, body) for body in bodies))
     for prompt, answer, stream in zip(prompts, answers, streams, strict=True):
         said = "a client got the answer of another one"
         trial.require(answer.content().startswith(prompt), said, answer)

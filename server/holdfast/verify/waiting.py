@@ -1,0 +1,73 @@
+"""Waits for a server that limits its requests, and for several answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from holdfast.verify.streams import StreamedAnswer
+from holdfast.verify.target import Answer
+
+TOO_MANY = 429
+_WAIT_SECONDS = 1.0
+"""After a refusal that does not say how long."""
+_LEAST_WAIT_SECONDS = 0.1
+
+Found = TypeVar("Found")
+Reply = TypeVar("Reply", Answer, StreamedAnswer)
+
+
+class LimitedError(Exception):
+    """The server does not let a request in before the deadline."""
+
+
+async def until_admitted(
+    ask: Callable[..., Awaitable[Reply]],
+    deadline_seconds: float,
+    on_wait: Callable[[], None] = lambda: None,
+) -> Reply:
+    """The answer that `ask` gets, with any status but 429: as long as it has that, ask again.
+
+    The deadline is that of each answer, and that of the wait for a request to be let in. Before
+    each wait `on_wait` is called.
+
+    Raises:
+        NoAnswerError: there is no answer in time.
+        LimitedError: the server does not let it in before the deadline.
+    """
+    ends_seconds = time.monotonic() + deadline_seconds
+    while True:
+        answer = await ask(deadline_seconds=deadline_seconds)
+        if answer.status != TOO_MANY:
+            return answer
+        on_wait()
+        wait_seconds = _wait_seconds(answer.retry_after)
+        if time.monotonic() + wait_seconds > ends_seconds:
+            raise LimitedError
+        await asyncio.sleep(wait_seconds)
+
+
+async def together(*works: Coroutine[Any, Any, Found]) -> list[Found]:
+    """What all of them return, in their order. If one raises, the others end first.
+
+    What a check has left running would disturb the next one.
+    """
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _wait_seconds(retry_after: str) -> float:
+    """How long to wait before the next try; a server may also give a date, or nothing."""
+    try:
+        asked = float(retry_after)
+    except ValueError:
+        asked = _WAIT_SECONDS
+    return max(asked, _LEAST_WAIT_SECONDS) if math.isfinite(asked) else _WAIT_SECONDS

@@ -1,0 +1,72 @@
+"""A server that limits its requests is waited for, and no work outlives what asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.verify.waiting import LimitedError, together, until_admitted
+
+
+def refusing(times: int, retry_after: str = "0") -> Any:
+    """A server that refuses as often."""
+    left = times
+
+    async def ask(**_: float) -> Any:
+        nonlocal left
+        left -= 1
+        return SimpleNamespace(status=429 if left >= 0 else 200, retry_after=retry_after)
+
+    return ask
+
+
+def test_a_request_is_made_again_until_it_is_let_in() -> None:
+    """Each wait is noted."""
+    waits: list[None] = []
+    ask = refusing(2)
+    answer = asyncio.run(until_admitted(ask, 60.0, lambda: waits.append(None)))
+    assert (answer.status, len(waits)) == (200, 2)
+
+
+def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
+    """A server may ask for a day."""
+    with pytest.raises(LimitedError):
+        asyncio.run(until_admitted(refusing(1, "86400"), 60.0))
+
+
+def test_all_have_ended_when_one_fails() -> None:
+    """What is left of a check would share the engine with the next one."""
+    ended: list[str] = []
+
+    async def fail() -> None:
+        raise RuntimeError("this one fails")
+
+    async def last() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("last")
+
+    async def scene() -> None:
+        with pytest.raises(RuntimeError, match="this one fails"):
+            await together(last(), fail())
+        assert ended == ["last"]
+
+    asyncio.run(scene())
+
+
+def test_what_all_return_is_in_order() -> None:
+    """Whichever ends first."""
+
+    async def later(value: int) -> int:
+        for _ in range(3 - value):
+            await asyncio.sleep(0)
+        return value
+
+    async def scene() -> list[int]:
+        return await together(*map(later, range(3)))
+
+    assert asyncio.run(scene()) == [0, 1, 2]
