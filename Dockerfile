@@ -10,7 +10,7 @@
 # /tmp, /dev/shm, and below /home/holdfast: .local/state/holdfast, .cache and .cache/huggingface.
 #
 # The bases are named by tag, so that each build has Debian's latest security fixes; a digest would
-# leave them out until somebody changes it. What is installed on them has to have its hash. To build
+# leave them out until someone changes it. What is installed on them has to have its hash. To build
 # from what you have examined, pass --build-arg CUDA_BASE=<image>@sha256:<digest>, or CPU_BASE.
 ARG CPU_BASE=docker.io/library/python:3.11-slim-bookworm
 ARG CUDA_BASE=docker.io/vllm/vllm-openai:v0.32.0
@@ -107,7 +107,7 @@ RUN grep -E '^(platformdirs|rich|markdown-it-py|mdurl|pygments|cryptography|cffi
         --require-hashes --requirement /tmp/requirements/ours.txt \
     && rm -r /tmp/requirements
 COPY --from=wheel /wheels /wheels
-# What others of the base lack is not ours to mend, but what we ask for has to be there.
+# What other packages of the base lack is not ours to fix; what we ask for must be there.
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-deps /wheels/*.whl \
     && python3 -c "import holdfast.serve" \
     && { python3 -m pip check > /tmp/complaints || ! grep '^holdfast ' /tmp/complaints; } \

@@ -1,18 +1,18 @@
 """Holdfast: an OpenAI-compatible server around vLLM whose green light is true.
 
-The packages, what each answers, and the process that it runs in; "both" are the front end and the
-process that the package names:
+The packages, what each answers, and the process that it runs in. "both" means the front end and
+vLLM's processes for `patches`, and otherwise the front end and a follower:
 
     cli, serve    from argv to a running server; `application` makes every object        front end
     follow        from argv to a running follower of a server on another node            follower
-    settings/     everything that can be set                                             front end
+    settings/     everything that can be set                                             all
     listener/     what may a client send before its request is complete?                 front end
     api/          which requests are admitted, and how are they answered?                front end
     status_page/  what does a server show of itself? the page, its stream and history    front end
     lifecycle/    is it up? states, supervisor, restarts                                 front end
     probe/        is the worst case served?                                              front end
     engine/       one vLLM engine, as the front end sees it                              front end
-    processes/    the engine's processes, from outside                                   front end
+    processes/    the engine's processes, from outside                                   both
     host_memory/  how much memory has the host left? ends the engine before it freezes   both
     nodes/        how do several nodes run one engine? protocol of head and follower     both
     patches/      every change to vLLM's own code, in one list                           both
@@ -22,7 +22,7 @@ process that the package names:
     doctor/       `holdfast doctor`: what would go wrong here                            command
     verify/       `holdfast verify`: is what a server answers right?                     command
     top/          `holdfast top`: the status page in a terminal                          command
-    telemetry/    what does the server say? metrics, logs, progress                      front end
+    telemetry/    what does the server say? metrics, logs, progress                      both
     demo/         the embedded model                                                     engine
 
 Four flows cross them:
@@ -37,7 +37,8 @@ Start
     5. READY: `api.gate` opens.
 
 Request
-    1. `listener.http_connection` reads it, and refuses what exceeds a bound on bytes or time.
+    1. `listener.http_connection` reads it, and refuses what exceeds a bound on bytes;
+       `listener.bounded_connection` has its deadlines.
     2. The layers of `api` follow: `api.request_log`, `api.auth`, `api.router`, `api.quotas`,
        `api.limits`, `api.gate`, as `application.Application._layers` stacks them. The gate admits
        the request, queues it or refuses it. `labels.RefusalReason` lists every reason for a refusal
@@ -59,9 +60,9 @@ Failure
     1. `processes.exits`, the ranks' own records or `engine.heartbeat` notice that the engine is
        lost; `processes.deaths` says why. `host_memory.guard` ends it itself, when the host runs out
        of memory; before that `lifecycle.memory_relief` has long prompts wait, or gives them up.
-    2. `lifecycle.death_handler` records it, moves to RECOVERING, and decides whether and when to
+    2. `engine.blame` decides which requests to suspect; `engine.replay` keeps the others.
+    3. `lifecycle.death_handler` records it, moves to RECOVERING, and decides whether and when to
        start again; `engine.launcher` has the processes killed and cleaned up.
-    3. `engine.blame` decides which requests to suspect; `engine.replay` keeps the others.
     4. `lifecycle.learning` decides what the next generation reserves.
     5. The next generation starts as above, is proven, and gets the requests that were kept.
 

@@ -112,7 +112,8 @@ RefusalReason = Literal[
 
 After the gate, and not counted here, refuse: `engine.blame` (422, what ended engines),
 `engine.long_prompts` (429, for lack of host memory), `engine.grammars` and `engine.media` (what
-costs too much), and vLLM itself.
+costs too much), `engine.checked_llm` with `patches.parameters`, `patches.tokenizer`,
+`patches.harmony` and `patches.request_bodies` (400, what vLLM does not bound), and vLLM itself.
 """
 NodeRefusalReason = Literal[
     # any connection to the node port, or from it

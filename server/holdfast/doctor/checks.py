@@ -53,9 +53,9 @@ def check_environment(
     if is_on("VLLM_SERVER_DEV_MODE", environment):
         yield warning(
             "dev-mode",
-            "VLLM_SERVER_DEV_MODE opens vLLM's routes for sleep, collective calls and resets "
-            "to every client.",
-            "unset it.",
+            "VLLM_SERVER_DEV_MODE adds vLLM's routes for sleep, collective calls and resets, "
+            "which anyone with the admin key can use.",
+            "unset it, unless you use these routes.",
         )
 
 

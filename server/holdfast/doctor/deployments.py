@@ -198,7 +198,7 @@ def probe_of_command(command: object) -> Probe | None:
         path=f"{url.path or '/'}{'?' if url.query else ''}{url.query}",
         port=str(url.port or _DEFAULT_PORTS[url.scheme]),
         scheme=url.scheme,
-        has_key=bool(re.search(rf"\b{KEY_HEADER}\s*:", str(command), re.IGNORECASE)),
+        has_key=bool(re.search(rf"\b{KEY_HEADER}\b[\\'\"\s]*[:,]", str(command), re.IGNORECASE)),
     )
 
 

@@ -122,14 +122,20 @@ def _check_unified_memory(machine: Machine, layout: Layout) -> Iterator[Finding]
     total_bytes = unified[0].total_bytes
     left_bytes = total_bytes - int(total_bytes * layout.gpu_memory_utilization)
     seen = f"{gib(left_bytes)} of {gib(total_bytes)} left to the host"
-    if left_bytes < HOST_BYTES:
+    if layout.has_kv_cache_size:
+        yield ok("unified-memory", "--kv-cache-memory-bytes decides what is left to the host")
+    elif left_bytes < HOST_BYTES:
         most = math.floor(100 * (1 - HOST_BYTES / total_bytes)) / 100
+        remedy = (
+            f"lower --gpu-memory-utilization to {most:.2f}, which leaves {gib(HOST_BYTES)}"
+            if most > 0
+            else "choose a machine with more memory"
+        )
         yield warning(
             "unified-memory",
             f"{unified[0].name} shares its memory with the host: {seen}. Running out of it "
             "freezes the machine instead of ending one process.",
-            f"lower --gpu-memory-utilization to {max(most, 0.0):.2f}, which leaves "
-            f"{gib(HOST_BYTES)}; and turn swap off, because it makes --host-memory-guard late.",
+            f"{remedy}; and turn swap off, because it makes --host-memory-guard late.",
         )
     else:
         yield ok("unified-memory", seen)

@@ -179,7 +179,7 @@ class Proof:
         engine.limit_context(limit_tokens)
         if limit_tokens is not None:
             logger.warning(
-                "requests longer than %d tokens get 400, since no longer request was proven; "
+                "requests longer than %d tokens get 400, because nothing longer was proven; "
                 "--admit-unproven accepts them",
                 limit_tokens,
             )

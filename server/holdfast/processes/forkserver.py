@@ -102,9 +102,9 @@ def stop_forking_if_unsafe() -> None:
             _server()._stop()  # noqa: SLF001 - nothing public ends it
         _server()._forkserver_pid = None  # noqa: SLF001 - as above
         logger.warning(
-            "importing vLLM initialises CUDA's driver here, as with MIG by UUID or without NVML, "
-            "or a forked process hangs: engines cannot be forked, so they are spawned and start "
-            "more slowly"
+            "engines are spawned, not forked, and start more slowly: importing vLLM "
+            "initialises CUDA's driver here, as with MIG by UUID or without NVML, or a forked "
+            "process hangs"
         )
 
 

@@ -30,7 +30,8 @@ class SupervisionSettings:
         "N",
         "maximum restarts of the engine within `--restart-window`; at the next death, exit with "
         "code 5. Deaths caused by requests, by a lack of host memory, or by the loss of another "
-        "node do not count, except with 0, where any death ends the server",
+        "node never end the server: beyond N it waits for minutes before each further start. With "
+        "0, any death ends the server",
     )
     restart_window_seconds: float = flag(
         "--restart-window",

@@ -309,7 +309,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "requests_lost_total",
         "counter",
-        "Requests that failed because an engine died, by reason.",
+        "Requests that failed because an engine died, slept or was stopped, by reason.",
         ("reason",),
     ),
     Metric(

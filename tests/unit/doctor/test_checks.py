@@ -238,7 +238,7 @@ def test_the_demo_needs_a_plugin_of_its_own() -> None:
 
 
 def test_routes_for_developers_are_a_warning() -> None:
-    """They stand open to every client."""
+    """They change the engine for every client."""
     seen = {
         one.name: one for one in check_environment({"VLLM_SERVER_DEV_MODE": "1"}, is_demo=False)
     }

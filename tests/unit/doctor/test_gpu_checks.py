@@ -103,6 +103,15 @@ def test_a_host_that_shares_its_memory_keeps_some() -> None:
     assert "unified-memory" not in found(CUDA)
 
 
+def test_a_share_that_decides_nothing_is_not_lowered() -> None:
+    """A size of the KV cache leaves the rest to the host; a small board has no share to offer."""
+    sized = found(SPARK, Layout(has_kv_cache_size=True))["unified-memory"]
+    assert sized.severity == "ok"
+    gpu = replace(SPARK.gpu_facts.gpus[0], total_bytes=8 << 30, free_bytes=8 << 30)
+    small = replace(SPARK, gpu_facts=replace(SPARK.gpu_facts, gpus=(gpu,)))
+    assert "--gpu-memory-utilization to 0.00" not in found(small)["unified-memory"].remedy
+
+
 def test_sleep_on_unified_memory_is_warned_of() -> None:
     """Waking up took such machines down."""
     assert found(SPARK, Layout(may_sleep=True))["sleep-mode"].severity is Severity.WARNING

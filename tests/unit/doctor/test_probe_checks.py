@@ -120,6 +120,17 @@ def test_a_probe_may_have_a_key() -> None:
             {"exec": {"command": ["curl", "-H", "authorization: Bearer x", "http://localhost/"]}},
             True,
         ),
+        (
+            {
+                "exec": {
+                    "command": [
+                        *("python", "-c"),
+                        "urlopen(Request('http://localhost/', headers={'Authorization': 'B'}))",
+                    ]
+                }
+            },
+            True,
+        ),
         ({"exec": {"command": ["curl", "http://localhost/authorization"]}}, False),
     ],
 )

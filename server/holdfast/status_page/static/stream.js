@@ -1,7 +1,7 @@
 /**
  * Follows a stream of events by `fetch`, since `EventSource` can send no key, and reconnects.
  *
- * The server ends a stream every few minutes to see the key again, of which nothing is told. Apart
+ * The server ends a stream every few minutes to see the key again, and says nothing of it. Apart
  * from that, the connection is one of
  *
  * - `connecting`: the first answer is awaited

@@ -195,7 +195,7 @@ function phase(name) {
   return name === "locked" ? "after the lock" : `phase ${name}`;
 }
 
-/** Whether somebody, or --recycle-after, asked for the end of an engine. */
+/** Whether an operator, or --recycle-after, asked for the end of an engine. */
 function isPlanned({ kind, cause }) {
   return kind === "death" && cause === "requested";
 }

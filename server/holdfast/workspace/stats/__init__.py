@@ -6,7 +6,8 @@ A reader sees all of a write or nothing of it, wherever the writer was killed an
 To add a number: declare it in `records.RankReport`, or in `RankMemory` to show it in `/statusz`;
 change it with `StatsWriter.update` where it is counted; export it in `telemetry.metrics`; then run
 `make reference`. A number that every step changes belongs in `layout.StepCounts` and
-`records.RankStats` instead; raise `layout.LAYOUT`.
+`records.RankStats` instead, with its place in `layout`'s format of a step: `StatsWriter` sets it
+when a step begins or ends, and `reader` reads it. Raise `layout.LAYOUT`.
 """
 
 from __future__ import annotations
