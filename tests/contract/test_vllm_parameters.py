@@ -14,13 +14,19 @@ from vllm.entrypoints.generate.beam_search import online
 from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest
 from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from vllm.v1.engine import logprobs
 
 from holdfast.engine.arrivals import safe_request_id
 from holdfast.patches import media_names
 from holdfast.patches.media_names import own_media_names, own_name
 from holdfast.patches.parameters import (
+    MAX_ANSWER_LOGPROBS,
     MAX_BYTES,
     MAX_ENTRIES,
     MAX_PROMPT_LOGPROBS,
@@ -31,6 +37,7 @@ from holdfast.patches.parameters import (
     bound_request_ids,
     check_prompt_logprobs,
     keep_token_texts,
+    limit_answer_logprobs,
 )
 from holdfast.request_context import REQUEST, RequestContext
 
@@ -223,6 +230,31 @@ def test_log_probs_of_a_prompt_are_bounded(context: RequestContext) -> None:
     context.prompts = 2
     with pytest.raises(VLLMValidationError, match="log-probs"):
         check_prompt_logprobs(SamplingParams(prompt_logprobs=20), tokens, lambda: 10**5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answers", "kind", "most"),
+    [
+        (20, 1, RequestOutputKind.FINAL_ONLY, MAX_ANSWER_LOGPROBS // 21),
+        (20, 8, RequestOutputKind.FINAL_ONLY, MAX_ANSWER_LOGPROBS // (8 * 21)),
+        (-1, 1, RequestOutputKind.FINAL_ONLY, 10),
+        (20, 1, RequestOutputKind.DELTA, None),
+        (None, 8, RequestOutputKind.FINAL_ONLY, None),
+    ],
+)
+def test_an_answer_with_log_probs_ends_before_it_stops_the_event_loop(
+    asked: int | None, answers: int, kind: RequestOutputKind, most: int | None
+) -> None:
+    """All of it is made in one turn, unless it is a stream."""
+
+    def vocabulary() -> int:
+        return MAX_ANSWER_LOGPROBS // 10 - 1
+
+    for tokens in (1, 10**6):
+        given = SamplingParams(n=answers, logprobs=asked, output_kind=kind, max_tokens=tokens)
+        limited = limit_answer_logprobs(given, vocabulary)
+        assert limited.max_tokens == (tokens if most is None else min(tokens, most))
+        assert given.max_tokens == tokens
 
 
 def test_a_key_names_media_of_its_own(

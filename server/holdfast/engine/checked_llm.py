@@ -29,7 +29,11 @@ from holdfast.patches.continued import SENT_TOKENS
 from holdfast.patches.grammar_memory import NO_ROOM
 from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
 from holdfast.patches.grammars import COMPILES_TOO_LONG, DEAD_END
-from holdfast.patches.parameters import check_prompt_logprobs, check_size
+from holdfast.patches.parameters import (
+    check_prompt_logprobs,
+    check_size,
+    limit_answer_logprobs,
+)
 from holdfast.processes.deaths import CoreProcess
 from holdfast.request_context import current_request
 
@@ -128,6 +132,7 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         check_size(map(options.get, _SENT_ALONG), sequences=sequences)
         if isinstance(prompt, Mapping) and (token_ids := prompt.get("prompt_token_ids")):
             check_prompt_logprobs(params, len(token_ids), self.model_config.get_vocab_size)
+            params = limit_answer_logprobs(params, self.model_config.get_vocab_size)
         if self.restoring is not None and isinstance(prompt, ContinuedPrompt):
             # After a death all go on at once, and each occupies the loop for as long as its answer
             # takes to read: others must have their turn in between.

@@ -10,6 +10,7 @@ model runner raises in the worker, which ends the engine, on more entries than i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from vllm.entrypoints.generate.beam_search import online
 from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest
 from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import logprobs
 
 from holdfast.patches.patch import original, replace
@@ -39,6 +40,8 @@ compares each length of a pattern with all its repetitions (`check_sequence_repe
 MAX_PROMPT_LOGPROBS = 1 << 19
 """The log-probs of all prompts in all answers of a request. The event loop makes an object and JSON
 of each."""
+MAX_ANSWER_LOGPROBS = 1 << 20
+"""The same for the answers of a request that is not streamed."""
 MAX_KEPT_TEXTS = 1 << 16
 """The tokens whose texts are kept."""
 
@@ -180,6 +183,24 @@ def check_prompt_logprobs(params: Any, prompt_tokens: int, vocabulary: Callable[
             f"in {copies} answers (prompts times n); at most {MAX_PROMPT_LOGPROBS} are allowed.",
             parameter="prompt_logprobs",
         )
+
+
+def limit_answer_logprobs(params: Any, vocabulary: Callable[[], int]) -> Any:
+    """Return the parameters with a `max_tokens` that bounds the log-probs of an answer.
+
+    Only an answer that comes as a whole needs it: the event loop makes all of it in one turn. It
+    ends with "length" then.
+    """
+    asked = getattr(params, "logprobs", None)
+    if asked is None or params.output_kind is not RequestOutputKind.FINAL_ONLY:
+        return params
+    each = 1 + (vocabulary() if asked < 0 else asked)
+    most = max(1, MAX_ANSWER_LOGPROBS // (each * _copies(params.n)))
+    if params.max_tokens is not None and params.max_tokens <= most:
+        return params
+    limited = copy(params)
+    limited.max_tokens, limited.min_tokens = most, min(params.min_tokens, most)
+    return limited
 
 
 def _copies(sequences: int) -> int:
