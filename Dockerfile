@@ -101,7 +101,7 @@ RUN useradd --uid 10001 --user-group --create-home --home-dir "${HOME}" holdfast
 # What vLLM's image does not have to have, in our pinned versions; the rest is vLLM's own.
 # Its Python is the one of the system, which pip may refuse to touch unless told.
 COPY requirements/cpu.txt /tmp/requirements/
-RUN grep -E '^(platformdirs|rich|markdown-it-py|mdurl|pygments|cryptography|cffi|pycparser)==' /tmp/requirements/cpu.txt \
+RUN grep -E '^(orjson|platformdirs|rich|markdown-it-py|mdurl|pygments|cryptography|cffi|pycparser)==' /tmp/requirements/cpu.txt \
         > /tmp/requirements/ours.txt \
     && PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-deps \
         --require-hashes --requirement /tmp/requirements/ours.txt \

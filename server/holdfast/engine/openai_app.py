@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -58,6 +59,8 @@ async def openai_app(
     state, and would end it if the proxy ever said that the engine errored. `count_tool_call` gets
     each tool call of the model.
     """
+    # vLLM answers with this class, whatever FastAPI would rather have it do (0.32, 0.33).
+    warnings.filterwarnings("ignore", "ORJSONResponse is deprecated", UserWarning)
     tasks = await proxy.get_supported_tasks()
     front_end.accept_nulls()
     guard_media(arguments.allowed_media_domains)
