@@ -71,9 +71,6 @@ def parse(settings: Settings) -> argparse.Namespace:
     if settings.is_demo:
         _set_demo_defaults(namespace)
     namespace.api_server_count = None
-    # It keeps queries in the workers between two calls: a document that meets another engine than
-    # its query would end it (`LateInteractionRunner.postprocess_pooler_output`, 0.32).
-    namespace.enable_flash_late_interaction = False
     namespace.shutdown_timeout = int(settings.supervision.drain_timeout_seconds)
     model_files.check_template(namespace.chat_template)
     with usage_errors():

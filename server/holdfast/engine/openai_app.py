@@ -83,6 +83,9 @@ async def openai_app(
     if proxy.grammars is not None:
         check_in_workers(proxy.grammars)
     _install_speedups(proxy.renderer, trusts_templates=arguments.trust_request_chat_template)
+    # Flash late interaction keeps queries in the workers between two calls: a document that meets
+    # another engine than its query ends it (`LateInteractionRunner`, 0.32, 0.33).
+    arguments = argparse.Namespace(**{**vars(arguments), "enable_flash_late_interaction": False})
     # What it finds wrong with a flag or an adapter is a usage error, too.
     with usage_errors():
         with without_instrumentator():

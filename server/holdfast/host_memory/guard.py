@@ -83,10 +83,10 @@ class Reading:
 def marks_of(bound: Bound, given: Marks | None) -> Marks:
     """Return the marks for a limit: those that were given, or shares of what it allows.
 
-    Those that were given for a host are not for a cgroup in which no level could be left again: an
-    eighth more than the first of them is all that it allows, or more. What is 0 stays 0.
+    Those that were given for a host are not for a cgroup that is smaller than the first of them:
+    nothing would ever be left above it. What is 0 stays 0.
     """
-    if given is not None and given[0] * RETURN_FACTOR < bound.total_bytes:
+    if given is not None and given[0] < bound.total_bytes:
         return given
     first, second, third = (
         min(most, int(share * bound.total_bytes)) if is_wanted else 0
@@ -128,7 +128,11 @@ class Judge:
 
     def _depth(self, bound: Bound, factor: float = 1.0) -> int:
         marks = marks_of(bound, self._marks)
-        return sum(bound.available_bytes < factor * mark for mark in marks)
+        # Above a mark near the limit there may be less than an eighth of it.
+        return sum(
+            bound.available_bytes < min(factor * mark, (mark + bound.total_bytes) / 2)
+            for mark in marks
+        )
 
 
 class MemoryGuard:

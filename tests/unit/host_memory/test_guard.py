@@ -18,7 +18,6 @@ import pytest
 from fake_host import GIB, MIB, FakeHost
 from holdfast.host_memory.guard import (
     LARGEST_MARKS,
-    RETURN_FACTOR,
     Judge,
     Level,
     MemoryGuard,
@@ -129,10 +128,13 @@ def test_a_level_that_is_off_is_off_in_a_small_container() -> None:
 
 
 def test_a_level_can_be_left_within_its_limit() -> None:
-    """It is left an eighth above its mark."""
+    """Also where an eighth more than its mark is more than there is."""
     total_bytes = int(1.1 * MARKS[0])
-    marks = marks_of(Bound(total_bytes, 0), MARKS)
-    assert marks[0] * RETURN_FACTOR < total_bytes
+    judge = Judge(MARKS)
+    for available_bytes, level in ((MARKS[0] - 1, Level.HOLD), (total_bytes - 1, Level.AMPLE)):
+        found = judge.judge([Bound(total_bytes, available_bytes)], None)
+        assert found is not None
+        assert found.level is level
 
 
 def test_the_limit_that_leaves_the_least_decides() -> None:
