@@ -354,8 +354,8 @@ def test_a_grammar_that_takes_too_much_memory_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("_server")
-def test_a_request_has_no_place_while_its_grammar_is_tried() -> None:
-    """A host of slow ones keeps no place from others; what is known already keeps its own."""
+def test_a_request_has_no_capacity_while_its_grammar_is_tried() -> None:
+    """A host of slow ones keeps none from others; what is known already keeps its own."""
 
     async def scene() -> list[str]:
         asked, pool = scripted()

@@ -287,10 +287,10 @@ def test_a_tar_pit_is_left(
     assert {type(one) for one in found} == {VLLMUnprocessableEntityError}
 
 
-def test_a_request_has_no_place_while_a_host_is_asked(
+def test_a_request_has_no_capacity_while_a_host_is_asked(
     host: http.server.ThreadingHTTPServer,
 ) -> None:
-    """A host of tar pits keeps no place from others; what came in the body is asked of nobody."""
+    """A host of tar pits keeps none from others; what came in the body is asked of nobody."""
     capacity = ScriptedCapacity()
 
     async def all_of_them() -> None:

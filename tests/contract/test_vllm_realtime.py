@@ -107,7 +107,7 @@ def test_a_transcription_whose_client_says_nothing_has_no_place(
     assert asyncio.run(scene()) == ["given", "taken"]
 
 
-def test_a_call_of_a_session_has_a_place_until_it_ends() -> None:
+def test_a_call_of_a_session_has_capacity_until_it_ends() -> None:
     """Also when its caller leaves it."""
 
     class Engine:

@@ -132,7 +132,7 @@ def test_a_closed_gate_is_counted_under_the_route(state: State) -> None:
     assert found == {("POST", "5xx", "/v1/chat/completions"): 1}
 
 
-def test_a_full_line_is_counted_under_the_route() -> None:
+def test_a_full_queue_is_counted_under_the_route() -> None:
     """429 is a class of its route's answers."""
     found = _asked(
         Front(capacity=0), lambda client: client.post("/v1/whoami", content=b"", headers=KEY)

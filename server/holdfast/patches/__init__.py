@@ -1,7 +1,8 @@
 """Every change to vLLM's own code. Runs in the front end and in vLLM's processes.
 
 `PATCHES` lists everything in Holdfast that replaces code of vLLM, of the standard library, or of a
-library between us and vLLM. If a patch that a guarantee needs does not fit, the start ends with
+library between us and vLLM. Most of that code is in this package; some stays with what it serves,
+and `by` names it. If a patch that a guarantee needs does not fit, the start ends with
 exit 3. Any other patch that does not fit is left out with a warning. This module imports nothing
 heavy: the fork server and every worker import it.
 """

@@ -40,7 +40,7 @@ class Patch:
     is_guarantee: bool = True
     """Whether Holdfast refuses to start without it."""
     upstream: str = ""
-    """The address of the issue or pull request that it follows; empty if none is known."""
+    """The address of the issue or pull request that it follows; empty if we found none."""
     seen_in: str = "vLLM 0.32, 0.33"
     """The versions in which the code at its sites was run or read."""
 
