@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 import vllm
 from vllm.entrypoints.generate.beam_search import online
 from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.pooling.base import io_processor
 from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import (
@@ -24,22 +28,24 @@ from vllm.v1.engine import logprobs
 
 from holdfast.engine.arrivals import safe_request_id
 from holdfast.patches import media_names
-from holdfast.patches.media_names import own_media_names, own_name
+from holdfast.patches.media_names import own_media_names, own_name, render_in_context
 from holdfast.patches.parameters import (
     MAX_ANSWER_LOGPROBS,
     MAX_BYTES,
     MAX_ENTRIES,
+    MAX_PROMPT_COPIES_TOKENS,
     MAX_PROMPT_LOGPROBS,
     MAX_STOP_TOKEN_IDS,
     bound_batches,
     bound_length_penalty,
     bound_parameters,
     bound_request_ids,
+    check_prompt_copies,
     check_prompt_logprobs,
     keep_token_texts,
     limit_answer_logprobs,
 )
-from holdfast.request_context import REQUEST, RequestContext
+from holdfast.request_context import REQUEST, RequestContext, current_request
 
 MOST_CHATS = 3
 LARGE = "A" * (MAX_BYTES // 64)
@@ -56,6 +62,7 @@ def bounded() -> None:
         bound_length_penalty()
         keep_token_texts()
         own_media_names()
+        render_in_context()
 
 
 @pytest.fixture
@@ -156,12 +163,11 @@ def test_the_ends_of_the_model_are_stop_tokens_too() -> None:
     """The V2 runner has room for all together, if an answer has a minimum length."""
     for min_tokens in (0, 1):
         given = SamplingParams(stop_token_ids=list(range(128)), min_tokens=min_tokens)
-        given.update_from_generation_config({"eos_token_id": [500, 501]}, 500)
         if min_tokens:
             with pytest.raises(VLLMValidationError, match="stop_token_ids"):
-                given.update_from_tokenizer(Tokenizer())
+                given.update_from_generation_config({"eos_token_id": [500, 501]}, 500)
         else:
-            given.update_from_tokenizer(Tokenizer())
+            given.update_from_generation_config({"eos_token_id": [500, 501]}, 500)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +186,7 @@ def test_a_batch_is_bounded_before_its_first_chat(
     batch = BatchChatCompletionRequest(messages=[CHAT] * chats, **given)
     with pytest.raises(VLLMValidationError, match=refusal):
         batch.to_chat_completion_request(batch.messages[0])
-    assert context.prompts in (1, MOST_CHATS)
+    assert context.prompts == (1 if chats > MOST_CHATS else MOST_CHATS)
 
 
 def test_a_batch_within_the_bounds_is_chats(context: RequestContext) -> None:
@@ -255,6 +261,47 @@ def test_an_answer_with_log_probs_ends_before_it_stops_the_event_loop(
         limited = limit_answer_logprobs(given, vocabulary)
         assert limited.max_tokens == (tokens if most is None else min(tokens, most))
         assert given.max_tokens == tokens
+
+
+def test_chosen_log_probs_are_counted() -> None:
+    """Such a request has no `logprobs`."""
+    given = SamplingParams(
+        logprob_token_ids=list(range(99)),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        max_tokens=10**6,
+    )
+    assert limit_answer_logprobs(given, lambda: 0).max_tokens == MAX_ANSWER_LOGPROBS // 100
+
+
+def test_the_copies_of_a_prompt_are_bounded() -> None:
+    """EngineCore has an object for each of their tokens."""
+    check_prompt_copies(128, MAX_PROMPT_COPIES_TOKENS // 128)
+    with pytest.raises(VLLMValidationError, match="128 answers to a prompt"):
+        check_prompt_copies(128, MAX_PROMPT_COPIES_TOKENS // 128 + 1)
+
+
+def test_prompts_of_pooling_models_are_rendered_in_the_context_of_their_request() -> None:
+    """In a thread, which has none of its own."""
+
+    async def scene() -> list[str]:
+        with ThreadPoolExecutor(1) as pool:
+            key = io_processor.make_async(lambda: current_request().key, executor=pool)
+            found = [await key()]
+            for name in ("a", "b"):
+                REQUEST.set(RequestContext(key=name))
+                found.append(await key())
+        return found
+
+    assert asyncio.run(scene()) == ["", "a", "b"]
+
+
+def test_the_name_of_a_response_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the ID of the response, and of what is stored of it."""
+    request: Any = SimpleNamespace(request_id="x" * 100_000)
+    monkeypatch.setattr(OpenAIServingResponses, "create_responses", lambda *_: None)
+    bound_request_ids(safe_request_id)
+    OpenAIServingResponses.create_responses(None, request)
+    assert request.request_id == safe_request_id("x" * 100_000)
 
 
 def test_a_key_names_media_of_its_own(

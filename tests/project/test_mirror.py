@@ -87,6 +87,7 @@ DRIVEN_ELSEWHERE = {
     "patches.front_end": "contract/test_vllm_processes.py contract/test_vllm_bodies.py",
     "patches.grammars": "contract/test_vllm_bounded_grammars.py",
     "patches.harmony": "contract/test_vllm_harmony.py",
+    "patches.media_names": "contract/test_vllm_parameters.py",
     "patches.parameters": "contract/test_vllm_parameters.py",
     "patches.rendering": "contract/test_vllm_rendering.py",
     "patches.request_bodies": "contract/test_vllm_bodies.py contract/test_vllm_wide_bodies.py",

@@ -30,6 +30,7 @@ from holdfast.patches.grammar_memory import NO_ROOM
 from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
 from holdfast.patches.grammars import COMPILES_TOO_LONG, DEAD_END
 from holdfast.patches.parameters import (
+    check_prompt_copies,
     check_prompt_logprobs,
     check_size,
     limit_answer_logprobs,
@@ -131,8 +132,9 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
             _check_count(sequences, self.sequences.max_sequences)
         check_size(map(options.get, _SENT_ALONG), sequences=sequences)
         if isinstance(prompt, Mapping) and (token_ids := prompt.get("prompt_token_ids")):
-            check_prompt_logprobs(params, len(token_ids), self.model_config.get_vocab_size)
-            params = limit_answer_logprobs(params, self.model_config.get_vocab_size)
+            check_prompt_copies(sequences, len(token_ids))
+            check_prompt_logprobs(params, len(token_ids), self._vocabulary)
+        params = limit_answer_logprobs(params, self._vocabulary)
         if self.restoring is not None and isinstance(prompt, ContinuedPrompt):
             # After a death all go on at once, and each occupies the loop for as long as its answer
             # takes to read: others must have their turn in between.
@@ -191,20 +193,26 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
             found.append(resources.coordinator.proc)
         return {p.pid: CoreProcess(p.name, partial(getattr, p._popen, "returncode")) for p in found}  # noqa: SLF001 - see above
 
+    def _vocabulary(self) -> int:
+        return int(self.model_config.get_vocab_size())
+
     def _queued(self, send: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
         async def send_queued(request: Any) -> None:
             try:
                 is_wanted = self.sequences is None or await self.sequences.enter(request.request_id)
-                if is_wanted:
-                    if (sent := sent_answer()) is not None:
-                        draws_by_position = self.vllm_config.use_v2_model_runner
-                        hand_over(request, sent, draws_by_position=draws_by_position)
-                    await send(request)
+                if is_wanted and (sent := sent_answer()) is not None:
+                    draws_by_position = self.vllm_config.use_v2_model_runner
+                    hand_over(request, sent, draws_by_position=draws_by_position)
             except BaseException:
-                # vLLM does not clean up here: it does not expect to wait when it sends, nor that a
-                # request has no encoding (0.32).
+                # vLLM does not clean up here: it does not expect to wait when it sends (0.32).
                 self.output_processor.abort_requests([request.request_id], internal=True)
                 raise
+            if is_wanted:
+                try:
+                    await send(request)
+                except (OverflowError, UnicodeError, TypeError):  # it has no encoding
+                    self.output_processor.abort_requests([request.request_id], internal=True)
+                    raise
 
         return send_queued
 

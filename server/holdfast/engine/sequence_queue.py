@@ -135,8 +135,7 @@ class SequenceQueue:
 
     capacity: Capacity = field(default_factory=Capacity)
     count_keys: Callable[[], int] = lambda: 0
-    """Counts the keys; with fewer than two, no key has to wait for another. A request for many
-    sequences still does: each of them is a copy of its prompt in EngineCore."""
+    """Counts the keys; with fewer than two, no key has to wait for another."""
     _sequences: dict[str, _Sequence] = field(default_factory=dict)
     _queues: OrderedDict[str, OrderedDict[str, _Sequence]] = field(default_factory=OrderedDict)
     """Waiting sequences by key, the key that is next first; none is empty."""
@@ -259,10 +258,9 @@ class SequenceQueue:
     def _has_capacity(self, sequence: _Sequence) -> bool:
         keys = self.count_keys()
         key = sequence.context.key
-        if keys < 2:
-            return self._inside_count < self.capacity.count
-        return self._has_room_for_prompt(sequence) and self.capacity.has_room(
-            key, self._inside, taken=self._inside_count, keys=keys
+        return keys < 2 or (
+            self._has_room_for_prompt(sequence)
+            and self.capacity.has_room(key, self._inside, taken=self._inside_count, keys=keys)
         )
 
     def _has_room_for_prompt(self, sequence: _Sequence) -> bool:

@@ -86,7 +86,11 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "patches.parameters.bound_parameters",
         "front end",
-        (f"{_SAMPLING}._verify_args", f"{_SAMPLING}.update_from_tokenizer"),
+        (
+            f"{_SAMPLING}._verify_args",
+            f"{_SAMPLING}.update_from_generation_config",
+            f"{_SAMPLING}.update_from_tokenizer",
+        ),
         "31 MB of stop strings with n = 128 take 4 GB in each process of the engine; 1,025 entries "
         "of `logit_bias` end it on the V2 runner",
     ),
@@ -99,7 +103,10 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "patches.parameters.bound_request_ids",
         "front end",
-        ("vllm.entrypoints.serve.engine.serving:BaseServing._base_request_id",),
+        (
+            "vllm.entrypoints.serve.engine.serving:BaseServing._base_request_id",
+            "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.create_responses",
+        ),
         "each event of a stream repeats a `request_id` of any length",
     ),
     Patch(
@@ -119,6 +126,12 @@ PATCHES: tuple[Patch, ...] = (
         "front end",
         (f"{_MESSAGES}:{_PART} or {_MESSAGES}.chat_message:{_PART.removeprefix('_')}",),
         "with the name of another key's image, a client can ask about it, or replace it",
+    ),
+    Patch(
+        "patches.media_names.render_in_context",
+        "front end",
+        ("vllm.entrypoints.pooling.base.io_processor:make_async",),
+        "the thread that renders prompts of pooling models does not know whose they are",
     ),
     Patch(
         "patches.tokenizer.bound_tool_calls",

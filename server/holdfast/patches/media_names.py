@@ -9,7 +9,11 @@ knew an image could put another in its place.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from contextvars import Context, copy_context
 from typing import Any
+
+from vllm.entrypoints.pooling.base import io_processor
 
 from holdfast.patches.patch import original, replace
 from holdfast.request_context import current_request
@@ -34,6 +38,23 @@ def own_media_names() -> None:
         return as_vllm(part, *args, **options)
 
     replace(chat_message, name, parse_chat_message_content_part)
+
+
+def render_in_context() -> None:
+    """Have prompts of pooling models rendered in the context of their request; again does nothing.
+
+    vLLM 0.32 renders them in a thread that has none, so the key would not be known there.
+    """
+    as_vllm = original(io_processor, "make_async")
+
+    def make_async(function: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
+        def within(context: Context, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            return context.run(function, *given, **named)
+
+        run = as_vllm(within, *args, **options)
+        return lambda *given, **named: run(copy_context(), given, named)
+
+    replace(io_processor, "make_async", make_async)
 
 
 def own_name(given: str, key: str) -> str:

@@ -17,6 +17,7 @@ import msgspec
 from vllm import envs
 from vllm.entrypoints.generate.beam_search import online
 from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -37,6 +38,8 @@ _BOUNDED = ("allowed_token_ids", "logit_bias", "stop_token_ids")
 MAX_COMPARISONS = 32 * 1024
 """What `repetition_detection` may compare after each token: 5 ms of EngineCore's only thread. vLLM
 compares each length of a pattern with all its repetitions (`check_sequence_repetition`, 0.32)."""
+MAX_PROMPT_COPIES_TOKENS = 1 << 25
+"""1.5 GB in EngineCore, which has an object for each token."""
 MAX_PROMPT_LOGPROBS = 1 << 19
 """The log-probs of all prompts in all answers of a request. The event loop makes an object and JSON
 of each."""
@@ -58,18 +61,24 @@ _SENT = (
 def bound_parameters() -> None:
     """Refuse sampling parameters beyond the bounds; again changes nothing."""
     verify_as_vllm = original(SamplingParams, "_verify_args")
+    update_as_vllm = original(SamplingParams, "update_from_generation_config")
     tokenize_as_vllm = original(SamplingParams, "update_from_tokenizer")
 
     def verify_args(self: Any) -> None:
         _check(self)
         verify_as_vllm(self)
 
+    def update_from_generation_config(self: Any, *args: Any, **options: Any) -> None:
+        update_as_vllm(self, *args, **options)
+        _check_stop_tokens(self)
+
     def update_from_tokenizer(self: Any, tokenizer: Any) -> None:
         _check_characters(self.bad_words or ())
         tokenize_as_vllm(self, tokenizer)
-        _check_tokens(self)
+        _check_bad_tokens(self)
 
     replace(SamplingParams, "_verify_args", verify_args)
+    replace(SamplingParams, "update_from_generation_config", update_from_generation_config)
     replace(SamplingParams, "update_from_tokenizer", update_from_tokenizer)
 
 
@@ -87,7 +96,7 @@ def bound_batches(most: float) -> None:
                 parameter="messages",
             )
         current_request().prompts = len(self.messages)
-        check_size([self.model_dump(exclude={"messages"})], sequences=1)
+        check_size([self.model_dump(exclude={"messages"}, exclude_unset=True)], sequences=1)
         return as_vllm(self, messages)
 
     replace(BatchChatCompletionRequest, "to_chat_completion_request", to_chat_completion_request)
@@ -103,6 +112,13 @@ def bound_request_ids(shorten: Callable[[str], str]) -> None:
     def base_request_id(raw_request: Any, default: str | None = None) -> Any:
         return as_vllm(raw_request, None if default is None else shorten(default))
 
+    respond_as_vllm = original(OpenAIServingResponses, "create_responses")
+
+    def create_responses(self: Any, request: Any, *args: Any, **options: Any) -> Any:
+        request.request_id = shorten(request.request_id)
+        return respond_as_vllm(self, request, *args, **options)
+
+    replace(OpenAIServingResponses, "create_responses", create_responses)
     replace(BaseServing, "_base_request_id", base_request_id)
     BaseServing._base_request_id = staticmethod(base_request_id)  # noqa: SLF001 - vLLM's is one
 
@@ -166,6 +182,20 @@ def check_size(values: Iterable[Any], *, sequences: int) -> None:
         )
 
 
+def check_prompt_copies(sequences: int, prompt_tokens: int) -> None:
+    """Check how many tokens EngineCore gets with a prompt, which it copies for each sequence.
+
+    Raises:
+        VLLMValidationError: too many.
+    """
+    if sequences * prompt_tokens > MAX_PROMPT_COPIES_TOKENS:
+        raise VLLMValidationError(
+            f"The request asks for {sequences} answers to a prompt of {prompt_tokens} tokens; at "
+            f"most {MAX_PROMPT_COPIES_TOKENS} tokens are allowed in all copies of a prompt.",
+            parameter="n",
+        )
+
+
 def check_prompt_logprobs(params: Any, prompt_tokens: int, vocabulary: Callable[[], int]) -> None:
     """Check how many log-probs a request wants of its prompt.
 
@@ -191,7 +221,7 @@ def limit_answer_logprobs(params: Any, vocabulary: Callable[[], int]) -> Any:
     Only an answer that comes as a whole needs it: the event loop makes all of it in one turn. It
     ends with "length" then.
     """
-    asked = getattr(params, "logprobs", None)
+    asked = getattr(params, "num_logprobs", None)
     if asked is None or params.output_kind is not RequestOutputKind.FINAL_ONLY:
         return params
     each = 1 + (vocabulary() if asked < 0 else asked)
@@ -246,7 +276,7 @@ def _check_characters(bad_words: Iterable[str]) -> None:
         )
 
 
-def _check_tokens(params: Any) -> None:
+def _check_bad_tokens(params: Any) -> None:
     """Refuse what the V2 model runner has no room for, now that tokens are known."""
     most = envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
     tokens = sum(map(len, params.bad_words_token_ids or ()))
@@ -255,6 +285,10 @@ def _check_tokens(params: Any) -> None:
             f"The bad_words have {tokens} tokens; at most {most} are allowed.",
             parameter="bad_words",
         )
+
+
+def _check_stop_tokens(params: Any) -> None:
+    """Refuse what the V2 model runner has no room for, now that those of the model are known."""
     if params.min_tokens > 0 and len(params.all_stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise VLLMValidationError(
             f"With min_tokens, at most {MAX_STOP_TOKEN_IDS} stop_token_ids are allowed, those of "

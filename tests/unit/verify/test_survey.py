@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from asgi_server import serving
 from double_limits import EVERY, LimitedDouble
 from holdfast.errors import NotReachableError, UsageError
-from holdfast.verify import survey as surveying
 from holdfast.verify.records import Server
 from holdfast.verify.survey import is_answering, survey
 from holdfast.verify.target import Target
@@ -62,10 +61,10 @@ class Refusing(OpenAIDouble):
         self._status = status
 
     async def _chat(self, _request: Request) -> Response:
-        return JSONResponse({}, self._status)
+        return JSONResponse({}, self._status, {"Retry-After": "3600"})
 
     async def _completion(self, _request: Request) -> Response:
-        return JSONResponse({}, self._status)
+        return JSONResponse({}, self._status, {"Retry-After": "3600"})
 
 
 class Proving(OpenAIDouble):
@@ -90,11 +89,8 @@ def surveyed(app: OpenAIDouble, wanted: str | None = None) -> Server:
 @pytest.mark.parametrize(
     ("status", "is_there"), [(404, False), (400, False), (408, True), (429, True), (500, True)]
 )
-def test_a_route_without_time_is_there(
-    monkeypatch: pytest.MonkeyPatch, status: int, is_there: bool
-) -> None:
+def test_a_route_without_time_is_there(status: int, is_there: bool) -> None:
     """As is one that fails; one that refuses the smallest request is not."""
-    monkeypatch.setattr(surveying, "_SURVEY_SECONDS", 0.5)
     able = set(surveyed(Refusing(status)).abilities)
     assert ({"chat", "completions", "tools"} <= able) is is_there
 
