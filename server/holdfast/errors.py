@@ -22,6 +22,7 @@
       - KeyUsedUpError         HTTP 429 the key has used its tokens of the day
   x RefusedError               HTTP 4xx, 503, 504: the request or its connection is over a limit
   x RequestLostError           HTTP 500 the engine died with the answer half given
+    + RequestAbortedError      HTTP 500 it was aborted while no engine had it
     + SuspectedError           HTTP 422 the request may have ended the engine
     + QuarantinedError         HTTP 422 requests like it have ended engines
 
@@ -267,7 +268,7 @@ class RequestLostError(HoldfastError):
 
 
 class RequestAbortedError(RequestLostError):
-    """The request was aborted as an operator or its client asked, while no engine had it."""
+    """The request was aborted, as an operator asked, while no engine had it."""
 
 
 class SuspectedError(RequestLostError):
