@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import vllm
 from vllm.entrypoints.generate.beam_search import online
+from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingChatBatch
 from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.pooling.base import io_processor
@@ -28,7 +29,7 @@ from vllm.v1.engine import logprobs
 
 from holdfast.engine.arrivals import safe_request_id
 from holdfast.patches import media_names
-from holdfast.patches.media_names import own_media_names, own_name, render_in_context
+from holdfast.patches.media_names import own_media_names, own_name
 from holdfast.patches.parameters import (
     MAX_ANSWER_LOGPROBS,
     MAX_BYTES,
@@ -62,7 +63,6 @@ def bounded() -> None:
         bound_length_penalty()
         keep_token_texts()
         own_media_names()
-        render_in_context()
 
 
 @pytest.fixture
@@ -185,14 +185,24 @@ def test_a_batch_is_bounded_before_its_first_chat(
     """vLLM copies and validates all of it for each chat."""
     batch = BatchChatCompletionRequest(messages=[CHAT] * chats, **given)
     with pytest.raises(VLLMValidationError, match=refusal):
-        batch.to_chat_completion_request(batch.messages[0])
+        asyncio.run(OpenAIServingChatBatch.create_batch_chat_completion(None, batch))
     assert context.prompts == (1 if chats > MOST_CHATS else MOST_CHATS)
 
 
-def test_a_batch_within_the_bounds_is_chats(context: RequestContext) -> None:
-    """Each of them as a request of its own."""
+def test_a_batch_within_the_bounds_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch, context: RequestContext
+) -> None:
+    """With the number of its chats."""
+    seen: list[Any] = []
+
+    async def create(_self: Any, request: Any, *_: Any) -> None:
+        seen.append(request)
+
+    monkeypatch.setattr(OpenAIServingChatBatch, "create_batch_chat_completion", create)
+    bound_batches(MOST_CHATS)
     batch = BatchChatCompletionRequest(messages=[CHAT] * MOST_CHATS, logit_bias={"7": 1})
-    assert batch.to_chat_completion_request(CHAT).logit_bias == {"7": 1}
+    asyncio.run(OpenAIServingChatBatch.create_batch_chat_completion(None, batch))
+    assert seen == [batch]
     assert context.prompts == MOST_CHATS
 
 

@@ -30,6 +30,10 @@ _CONNECTOR = "vllm.multimodal.media:MediaConnector"
 _CONNECTION = "vllm.connections:HTTPConnection"
 _MESSAGES = "vllm.renderers.chat_utils"
 _GRAMMARS = "vllm.v1.structured_output"
+_CREATE_BATCH = (
+    "vllm.entrypoints.openai.chat_completion.batch_serving"
+    ":OpenAIServingChatBatch.create_batch_chat_completion"
+)
 _PART = "parse_chat_message_content_part"
 READ_IN_BOTH = {
     "vllm.config.vllm:VllmConfig.use_v2_model_runner": "asked, and not changed",
@@ -44,6 +48,7 @@ READ_IN_BOTH = {
     f"{_CONNECTOR}.load_from_url": "gives a budget to the connection",
     f"{_CONNECTOR}.load_from_url_async": "as above",
     "vllm.parser:ParserManager.get_parser": "another default, which ours passes on",
+    _CREATE_BATCH: "looks for an adapter by chat; ours passes the whole batch on",
     f"{_MESSAGES}:_postprocess_messages or {_MESSAGES}.chat_message:_postprocess_messages": "a log",
     f"{_MESSAGES}:_{_PART} or {_MESSAGES}.chat_message:{_PART}": "more kinds of media",
     "vllm.renderers.online_renderer:OnlineRenderer.preprocess_chat": "more for the parser",

@@ -35,6 +35,7 @@ from holdfast.patches.tokenizer import (
 )
 
 CONTEXT_TOKENS = 2048
+MOST_ITEMS = 2048
 OWN_MODES = ("hf", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3", "mistral")
 """Those of which we have the files, which Kimi-Audio and Inkling want, or the package (Cohere)."""
 DEADLINE_SECONDS = 60
@@ -74,8 +75,8 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     bound_tool_calls(renderer)
     bound_parameters()
     bound_parameters()
-    score_in_a_thread()
-    score_in_a_thread()
+    score_in_a_thread(MOST_ITEMS)
+    score_in_a_thread(MOST_ITEMS)
     assert type(renderer.tokenizer).__name__ == name
     return renderer
 
@@ -218,7 +219,7 @@ def test_texts_to_score_are_tokenized_in_a_thread() -> None:
         query, items, item_first = "hold", ["fast", "on"], False
         add_special_tokens, cache_salt = True, None
 
-    score_in_a_thread()
+    score_in_a_thread(MOST_ITEMS)
     serving = object.__new__(ServingGenerativeScoring)
     prompts, counts = asyncio.run(serving._build_prompts(Request(), Seeing(), 100))
     assert (len(prompts), counts) == (2, [2, 2])
@@ -233,7 +234,7 @@ def test_texts_to_score_are_counted_before_the_query_is_copied(
     query: Any, items: int, allowed: int
 ) -> None:
     """vLLM copies it for each of them."""
-    score_in_a_thread()
+    score_in_a_thread(MOST_ITEMS)
     serving = object.__new__(ServingGenerativeScoring)
     request: Any = SimpleNamespace(query=query, items=["a"] * items)
     with pytest.raises(VLLMValidationError, match=f"at most {allowed} are allowed"):

@@ -200,19 +200,15 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         async def send_queued(request: Any) -> None:
             try:
                 is_wanted = self.sequences is None or await self.sequences.enter(request.request_id)
-                if is_wanted and (sent := sent_answer()) is not None:
-                    draws_by_position = self.vllm_config.use_v2_model_runner
-                    hand_over(request, sent, draws_by_position=draws_by_position)
             except BaseException:
                 # vLLM does not clean up here: it does not expect to wait when it sends (0.32).
                 self.output_processor.abort_requests([request.request_id], internal=True)
                 raise
             if is_wanted:
-                try:
-                    await send(request)
-                except (OverflowError, UnicodeError, TypeError):  # it has no encoding
-                    self.output_processor.abort_requests([request.request_id], internal=True)
-                    raise
+                if (sent := sent_answer()) is not None:
+                    draws_by_position = self.vllm_config.use_v2_model_runner
+                    hand_over(request, sent, draws_by_position=draws_by_position)
+                await send(request)
 
         return send_queued
 

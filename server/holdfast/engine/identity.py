@@ -32,9 +32,8 @@ _SUFFIXES = {
     *(".bin", ".gguf", ".pt", ".pth", ".safetensors"),
     *(".jinja", ".json", ".model", ".py", ".tiktoken", ".txt"),
 }
-_CONFIGURATIONS = ("config.json", "params.json")
-"""One of these is in every model of the Hub; the second is Mistral's."""
-_ADAPTER_CONFIGURATION = "adapter_config.json"
+_CONFIGURATIONS = ("config.json", "params.json", "adapter_config.json")
+"""One of these is in every model of the Hub; the second is Mistral's, the last one an adapter's."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_FILE_BYTES = 64 * 1024 * 1024
 _MAX_TOTAL_BYTES = 256 * 1024 * 1024
@@ -94,7 +93,8 @@ class AdapterFiles:
         """
         look = self._looks.setdefault(lora_id, _Look())
         try:
-            return look.has_changed(_adapter_directory(path))
+            place = directory_of(os.path.expanduser(path), None, None)  # noqa: PTH111 - as vLLM
+            return look.has_changed(place)
         except OSError:
             return False
 
@@ -156,17 +156,6 @@ def directory_of(model: str, revision: str | None, download_directory: str | Non
     if (path := Path(model)).exists():
         return path
     return next(_snapshots(model, revision, download_directory), None)
-
-
-def _adapter_directory(path: str) -> Path | None:
-    """Return where an adapter's files are; None if they are neither here nor in the Hub's cache."""
-    if (place := Path(path).expanduser()).exists():
-        return place
-    try:
-        found = try_to_load_from_cache(path, _ADAPTER_CONFIGURATION)
-    except ValueError:  # not a name of the Hub
-        return None
-    return Path(found).parent if isinstance(found, str) else None
 
 
 def commit_of(model: str, directory: Path | None) -> str:

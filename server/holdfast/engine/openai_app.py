@@ -23,7 +23,7 @@ from holdfast.engine.vllm_errors import usage_errors
 from holdfast.patches import fits, front_end
 from holdfast.patches.answer_parsing import bound_answer_parsers
 from holdfast.patches.harmony import bound_harmony
-from holdfast.patches.media_names import own_media_names, render_in_context
+from holdfast.patches.media_names import own_media_names
 from holdfast.patches.parameters import (
     bound_batches,
     bound_length_penalty,
@@ -75,7 +75,6 @@ async def openai_app(
     bound_length_penalty()
     keep_token_texts()
     own_media_names()
-    render_in_context()
     bound_tool_calls(proxy.renderer)
     bound_answer_parsers()
     count_tool_calls(count_tool_call)

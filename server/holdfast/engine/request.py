@@ -279,18 +279,20 @@ class Losses:
         engine died with.
         """
         if isinstance(refusal, RequestAbortedError):
-            request.context.is_broken = True
-            request.context.error = "aborted"
-            request.context.may_be_retried = False
-            return self._as_vllm_error(request, refusal)
+            return self._uncounted(request, refusal, "aborted", may_be_retried=False)
         if not isinstance(refusal, HostMemoryError):
             return self.record(request, refusal, loss_of(refusal, request))
         if request.has_yielded:
             return self.record(request, refusal, "stream_broken")
+        return self._uncounted(request, refusal, "host_memory", may_be_retried=not request.deaths)
+
+    def _uncounted(
+        self, request: EngineRequest, error: HoldfastError, word: str, *, may_be_retried: bool
+    ) -> Exception:
         request.context.is_broken = True
-        request.context.error = "host_memory"
-        request.context.may_be_retried = not request.deaths
-        return self._as_vllm_error(request, refusal)
+        request.context.error = word
+        request.context.may_be_retried = may_be_retried
+        return self._as_vllm_error(request, error)
 
     def _as_vllm_error(self, request: EngineRequest, error: HoldfastError) -> Exception:
         """Return the exception; a stream that has begun has no status left to change."""

@@ -14,7 +14,6 @@ from holdfast.patches.patch import Patch, Process, is_fit, require
 _BASE = "vllm.renderers.base:BaseRenderer"
 _HF = "vllm.renderers.hf:HfRenderer"
 _CHAT = "vllm.entrypoints.openai.chat_completion.serving"
-_PROTOCOL = "vllm.entrypoints.openai.chat_completion.protocol"
 _BATCH = "vllm.entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBatch"
 _REALTIME = "vllm.entrypoints.speech_to_text.realtime.connection:RealtimeConnection"
 _MESSAGES = "vllm.renderers.chat_utils"
@@ -97,7 +96,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "patches.parameters.bound_batches",
         "front end",
-        (f"{_PROTOCOL}:BatchChatCompletionRequest.to_chat_completion_request",),
+        (f"{_BATCH}.create_batch_chat_completion",),
         "all parameters are copied and validated for each of 16,384 chats, on the event loop",
     ),
     Patch(
@@ -124,14 +123,11 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "patches.media_names.own_media_names",
         "front end",
-        (f"{_MESSAGES}:{_PART} or {_MESSAGES}.chat_message:{_PART.removeprefix('_')}",),
+        (
+            f"{_MESSAGES}:{_PART} or {_MESSAGES}.chat_message:{_PART.removeprefix('_')}",
+            "vllm.entrypoints.pooling.base.io_processor:make_async",
+        ),
         "with the name of another key's image, a client can ask about it, or replace it",
-    ),
-    Patch(
-        "patches.media_names.render_in_context",
-        "front end",
-        ("vllm.entrypoints.pooling.base.io_processor:make_async",),
-        "the thread that renders prompts of pooling models does not know whose they are",
     ),
     Patch(
         "patches.tokenizer.bound_tool_calls",

@@ -38,10 +38,11 @@ def own_media_names() -> None:
         return as_vllm(part, *args, **options)
 
     replace(chat_message, name, parse_chat_message_content_part)
+    _render_in_context()
 
 
-def render_in_context() -> None:
-    """Have prompts of pooling models rendered in the context of their request; again does nothing.
+def _render_in_context() -> None:
+    """Have prompts of pooling models rendered in the context of their request.
 
     vLLM 0.32 renders them in a thread that has none, so the key would not be known there.
     """

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from vllm import envs
 from vllm.entrypoints.generate.beam_search import online
-from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingChatBatch
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.exceptions import VLLMValidationError
@@ -24,6 +24,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import logprobs
 
 from holdfast.patches.patch import original, replace
+from holdfast.patches.request_bodies import take_prompts
 from holdfast.patches.tokenizer import CHARACTERS_PER_TOKEN
 from holdfast.request_context import current_request
 
@@ -87,19 +88,14 @@ def bound_batches(most: float) -> None:
 
     vLLM 0.32 copies and validates the parameters for each chat.
     """
-    as_vllm = original(BatchChatCompletionRequest, "to_chat_completion_request")
+    as_vllm = original(OpenAIServingChatBatch, "create_batch_chat_completion")
 
-    def to_chat_completion_request(self: Any, messages: Any) -> Any:
-        if len(self.messages) > most:
-            raise VLLMValidationError(
-                f"The request has {len(self.messages)} chats; at most {most:g} are allowed.",
-                parameter="messages",
-            )
-        current_request().prompts = len(self.messages)
-        check_size([self.model_dump(exclude={"messages"}, exclude_unset=True)], sequences=1)
-        return as_vllm(self, messages)
+    async def create_batch_chat_completion(self: Any, request: Any, *args: Any) -> Any:
+        take_prompts(len(request.messages), most, "chats")
+        check_size([request.model_dump(exclude={"messages"}, exclude_unset=True)], sequences=1)
+        return await as_vllm(self, request, *args)
 
-    replace(BatchChatCompletionRequest, "to_chat_completion_request", to_chat_completion_request)
+    replace(OpenAIServingChatBatch, "create_batch_chat_completion", create_batch_chat_completion)
 
 
 def bound_request_ids(shorten: Callable[[str], str]) -> None:
@@ -120,7 +116,6 @@ def bound_request_ids(shorten: Callable[[str], str]) -> None:
 
     replace(OpenAIServingResponses, "create_responses", create_responses)
     replace(BaseServing, "_base_request_id", base_request_id)
-    BaseServing._base_request_id = staticmethod(base_request_id)  # noqa: SLF001 - vLLM's is one
 
 
 def bound_length_penalty() -> None:
@@ -205,7 +200,7 @@ def check_prompt_logprobs(params: Any, prompt_tokens: int, vocabulary: Callable[
     asked = getattr(params, "prompt_logprobs", None)
     if asked is None:
         return
-    each = 1 + (vocabulary() if asked < 0 else asked)
+    each = _log_probs_of_token(asked, vocabulary)
     copies = _copies(params.n)
     if prompt_tokens * each * copies > MAX_PROMPT_LOGPROBS:
         raise VLLMValidationError(
@@ -224,13 +219,18 @@ def limit_answer_logprobs(params: Any, vocabulary: Callable[[], int]) -> Any:
     asked = getattr(params, "num_logprobs", None)
     if asked is None or params.output_kind is not RequestOutputKind.FINAL_ONLY:
         return params
-    each = 1 + (vocabulary() if asked < 0 else asked)
+    each = _log_probs_of_token(asked, vocabulary)
     most = max(1, MAX_ANSWER_LOGPROBS // (each * _copies(params.n)))
     if params.max_tokens is not None and params.max_tokens <= most:
         return params
     limited = copy(params)
     limited.max_tokens, limited.min_tokens = most, min(params.min_tokens, most)
     return limited
+
+
+def _log_probs_of_token(asked: int, vocabulary: Callable[[], int]) -> int:
+    """Return how many a token has: its own, and those asked for; -1 asks for all."""
+    return 1 + (vocabulary() if asked < 0 else asked)
 
 
 def _copies(sequences: int) -> int:

@@ -135,6 +135,10 @@ def is_replaced(owner: Any, name: str) -> bool:
 
 
 def replace(owner: Any, name: str, function: Any) -> None:
-    """Replace vLLM's own attribute by `function`, even if we have replaced it before."""
+    """Replace vLLM's own attribute by `function`, even if we have replaced it before.
+
+    A static method stays one.
+    """
     setattr(function, _MARK, original(owner, name))
-    setattr(owner, name, function)
+    is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+    setattr(owner, name, staticmethod(function) if is_static else function)

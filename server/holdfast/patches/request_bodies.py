@@ -126,6 +126,17 @@ def _short_lists() -> Iterator[None]:
         core_schema.list_schema = original
 
 
+def take_prompts(count: int, most: float, what: str = "prompts") -> None:
+    """Record how many prompts the present request has.
+
+    Raises:
+        VLLMValidationError: they are more than `most`.
+    """
+    if count > most:
+        raise VLLMValidationError(f"The request has {count} {what}; at most {most:g} are allowed.")
+    current_request().prompts = max(1, count)
+
+
 _INPUTS = (
     *("input", "messages", "texts", "images", "inputs", "data_1", "data_2", "documents"),
     *("queries", "items", "text_1", "text_2"),
@@ -142,12 +153,7 @@ def bound_inputs(most: float) -> None:
     as_vllm = original(PoolingBaseServing, "_init_ctx")
 
     async def init_context(self: Any, io_processor: Any, request: Any, *args: Any) -> Any:
-        count = max(map(_prompts_in, (getattr(request, name, None) for name in _INPUTS)))
-        if count > most:
-            raise VLLMValidationError(
-                f"The request has {count} prompts; at most {most:g} are allowed."
-            )
-        current_request().prompts = max(1, count)
+        take_prompts(max(_prompts_in(getattr(request, name, None)) for name in _INPUTS), most)
         return await as_vllm(self, io_processor, request, *args)
 
     replace(PoolingBaseServing, "_init_ctx", init_context)
@@ -176,11 +182,7 @@ def bound_prompts(renderer: Any, most: float) -> None:
     render = renderer.render_cmpl_async
 
     async def render_bounded(prompts: Sequence[Any], *arguments: Any, **options: Any) -> Any:
-        if len(prompts) > most:
-            raise VLLMValidationError(
-                f"The request has {len(prompts)} prompts; at most {most:g} are allowed."
-            )
-        current_request().prompts = len(prompts)
+        take_prompts(len(prompts), most)
         return await render(prompts, *arguments, **options)
 
     renderer.render_cmpl_async = render_bounded

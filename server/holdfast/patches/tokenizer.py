@@ -34,7 +34,6 @@ PIECE_CHARACTERS = 16 * 1024
 LOOP_CHARACTERS = 64 * 1024
 """The longest text to tokenize on the event loop, which takes 60 ms at worst."""
 
-MAX_SCORED_ITEMS = 2048
 MAX_COPIED_TOKENS = 1 << 24
 """Tokens of a query in all copies for its items, of 8 bytes each."""
 CHARACTERS_PER_COPIED_TOKEN = 2
@@ -88,7 +87,7 @@ def bound_tool_calls(renderer: Any) -> None:
     replace(chat_message, "_postprocess_messages", postprocess_messages)
 
 
-def score_in_a_thread(most: float = MAX_SCORED_ITEMS) -> None:
+def score_in_a_thread(most: float) -> None:
     """Tokenize the texts of `/generative_scoring` in a thread; again changes nothing.
 
     vLLM 0.32 tokenizes them in a coroutine that never awaits, which blocks the event loop. It also

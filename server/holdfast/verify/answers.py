@@ -40,12 +40,11 @@ def read_json(text: str) -> Any:
 
 
 def _is_deeper_than(levels: int, document: Any) -> bool:
-    inside = [document]
+    inside = [document] if isinstance(document, dict | list) else []
     for _ in range(levels):
-        containers = [one for one in inside if isinstance(one, dict | list)]
         inside = [
             part
-            for one in containers
+            for one in inside
             for part in (one.values() if isinstance(one, dict) else one)
             if isinstance(part, dict | list)
         ]

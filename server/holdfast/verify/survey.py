@@ -19,7 +19,7 @@ from holdfast.verify.redaction import redacted
 from holdfast.verify.target import Answer, NoAnswerError, Target
 from holdfast.verify.trial import CHAT, COMPLETIONS, MODELS, TOKENIZE
 from holdfast.verify.vitals import ask_vitals
-from holdfast.verify.waiting import TOO_MANY, LimitedError, until_admitted
+from holdfast.verify.waiting import LIMITED_REMEDY, TOO_MANY, LimitedError, until_admitted
 
 _OK = 200
 _KEY_REFUSED = (401, 403)
@@ -130,7 +130,7 @@ async def _models(target: Target) -> list[Any]:
     except LimitedError:
         raise NotReachableError(
             f"{where} refuses requests for now (HTTP {TOO_MANY}).",
-            remedy="give --api-key-file a key without limits, or wait until others ask for less.",
+            remedy=f"{LIMITED_REMEDY}.",
         ) from None
     except NoAnswerError as error:
         raise NotReachableError(

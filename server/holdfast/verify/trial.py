@@ -15,16 +15,13 @@ from holdfast.verify.records import Fault, Limit, Number, Profile, Request, Seri
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import REQUEST_SECONDS, Answer, Target
 from holdfast.verify.tasks import score_key
-from holdfast.verify.waiting import LimitedError, Reply, until_admitted
+from holdfast.verify.waiting import LIMITED_REMEDY, LimitedError, Reply, until_admitted
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
 TOKENIZE = "/tokenize"
-LIMITED = (
-    "the server limits its requests (429); give --api-key-file a key without limits, or wait"
-    " until others ask for less"
-)
+LIMITED = f"the server limits its requests (429); {LIMITED_REMEDY}"
 _OK = 200
 _MAX_REQUESTS = 8
 """More do not help to repeat a check."""
@@ -135,7 +132,7 @@ class Trial:
         """The answer that `ask` gets, see `until_admitted`.
 
         Raises:
-            NoAnswerError: there is no answer in time.
+            NoAnswerError: none came in time.
             InconclusiveError: the server does not let it in before the deadline.
         """
         try:

@@ -12,6 +12,7 @@ from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import Answer
 
 TOO_MANY = 429
+LIMITED_REMEDY = "give --api-key-file a key without limits, or wait until others ask for less"
 _WAIT_SECONDS = 1.0
 """After a refusal that does not say how long."""
 _LEAST_WAIT_SECONDS = 0.1
@@ -35,7 +36,7 @@ async def until_admitted(
     each wait `on_wait` is called.
 
     Raises:
-        NoAnswerError: there is no answer in time.
+        NoAnswerError: none came in time.
         LimitedError: the server does not let it in before the deadline.
     """
     ends_seconds = time.monotonic() + deadline_seconds

@@ -171,7 +171,7 @@ def test_an_adapter_is_found_where_vllm_finds_it(
     monkeypatch.setattr(
         identity,
         "try_to_load_from_cache",
-        lambda name, file: str(snapshots / commit / file) if name == "org/adapter" else None,
+        lambda name, file, **_: str(snapshots / commit / file) if name == "org/adapter" else None,
     )
     for place in (home / "adapter", snapshots / "first", snapshots / "second"):
         place.mkdir(parents=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from holdfast.verify.answers import dig
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.self_agreement.judging import (
@@ -16,6 +14,7 @@ from holdfast.verify.checks.self_agreement.judging import (
 from holdfast.verify.checks.self_agreement.sequences import ANSWER_TOKENS
 from holdfast.verify.scoring import decoded
 from holdfast.verify.trial import MODELS, SkippedError, Trial
+from holdfast.verify.waiting import together
 
 _NEIGHBOURS = 3
 
@@ -28,7 +27,7 @@ async def beside_adapter(trial: Trial) -> None:
     limits = (await noise(trial)).reordered.as_reordered
     models = [trial.server.model, *[adapter] * _NEIGHBOURS]
     with malformed_blamed(trial):
-        made, *_ = await asyncio.gather(
+        made, *_ = await together(
             *(decoded(trial, prompt, ANSWER_TOKENS, model=model) for model in models)
         )
     await judge_answer(trial, "base model beside an adapter", prompt, made, limits)

@@ -14,11 +14,11 @@ from holdfast.verify.checks.wire.asking import either
 from holdfast.verify.records import at_least, equal_to
 from holdfast.verify.target import NoAnswerError
 from holdfast.verify.trial import Trial
-from holdfast.verify.waiting import together
+from holdfast.verify.waiting import TOO_MANY, together
 
 _CLIENTS = 256
 _ANSWER_TOKENS = 8
-_OK, _TOO_MANY, _UNAVAILABLE = 200, 429, 503
+_OK, _UNAVAILABLE = 200, 503
 
 
 async def overload(trial: Trial) -> None:
@@ -32,14 +32,14 @@ async def overload(trial: Trial) -> None:
         except NoAnswerError as error:
             trial.blame(str(error))
             return 0
-        is_in_order = answer.status in (_OK, _TOO_MANY, _UNAVAILABLE)
+        is_in_order = answer.status in (_OK, TOO_MANY, _UNAVAILABLE)
         trial.require(is_in_order, f"a client got {answer.status}", answer)
         return answer.status
 
     statuses = Counter(await together(*map(status, range(_CLIENTS))))
     trial.measure("clients", _CLIENTS)
     trial.measure("answered", statuses[_OK], limit=at_least(1))
-    trial.measure("refused with 429 or 503", statuses[_TOO_MANY] + statuses[_UNAVAILABLE])
+    trial.measure("refused with 429 or 503", statuses[TOO_MANY] + statuses[_UNAVAILABLE])
     trial.measure("lost", statuses[0], limit=equal_to(0))
     await require_life(trial)
 
