@@ -142,13 +142,16 @@ class Trials:
             self._untried.append(tried)
             return ()
         self._unexplained += 1
-        is_third_death = all(request.deaths > 1 for request in tried)
+        # Those that are harmless alone have passed before, so that twice may be chance.
+        is_group = len(tried) > 1 and are_harmless_alone(tried)
+        least_deaths = 3 if is_group else 2
+        is_shown = all(request.deaths >= least_deaths for request in tried)
         for request in tried:
             request.deaths += 1
-        if not (death.blames_requests or is_third_death):
+        if not (death.blames_requests or is_shown):
             self._untried.append(tried)
             return ()
-        if len(tried) > 1 and not are_harmless_alone(tried):
+        if len(tried) > 1 and not is_group:
             self._untried += self._apart(tried)
         return tried
 

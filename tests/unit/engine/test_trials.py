@@ -253,6 +253,37 @@ def test_requests_of_one_key_that_end_engines_only_together_are_refused() -> Non
     run_scene(scene)
 
 
+def test_it_takes_two_kills_in_their_trial_to_refuse_those_that_are_harmless_alone() -> None:
+    """One may be a neighbour's: each of them has passed a trial before."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        names = ["p", "q"]
+        calls, _ = await killed(harness, RAISED, names)
+        assert await harness.try_suspects()
+        harness.llm.hold()
+        harness.requests.open()
+        await harness.llm.until_received(4)
+        harness.bury(KILLED)
+        await harness.until_held(2)
+        harness.start().hold()
+        await harness.llm.until_received(2)
+        harness.bury(KILLED)
+        await harness.until_held(2)
+        verdicts = []
+        for _ in range(2):
+            harness.start(is_open=False).hold()
+            trials = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
+            await harness.llm.until_received(2)
+            verdicts.append(harness.bury(KILLED))
+            assert not await trials
+        assert [verdict.explained for verdict in verdicts] == [0, 4]
+        for call in calls:
+            with answered(SuspectedError):
+                await call
+
+    run_scene(scene)
+
+
 def test_a_fresh_request_does_not_save_those_that_end_engines_only_together() -> None:
     """It is tried alone, and they together: each of them was alone already."""
 
