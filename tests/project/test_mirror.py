@@ -82,6 +82,7 @@ DRIVEN_ELSEWHERE = {
     "nodes.streams": "unit/nodes/test_listener.py unit/nodes/test_dialer.py",
     "patches": "project/test_patches.py contract/test_vllm_patches.py",
     "patches.answer_parsing": "contract/test_vllm_answer_parsing.py",
+    "patches.broken_responses": "contract/test_vllm_broken_responses.py",
     "patches.chunks": "contract/test_vllm_chunks.py",
     "patches.continued": "contract/test_vllm_continuation.py",
     "patches.front_end": "contract/test_vllm_processes.py contract/test_vllm_bodies.py",

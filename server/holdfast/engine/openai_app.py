@@ -22,6 +22,7 @@ from holdfast.engine.sequence_queue import max_sequences, running_at_once
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.patches import fits, front_end
 from holdfast.patches.answer_parsing import bound_answer_parsers
+from holdfast.patches.broken_responses import tell_broken_responses
 from holdfast.patches.harmony import bound_harmony
 from holdfast.patches.media_names import own_media_names
 from holdfast.patches.parameters import (
@@ -63,6 +64,7 @@ async def openai_app(
     warnings.filterwarnings("ignore", "ORJSONResponse is deprecated", UserWarning)
     tasks = await proxy.get_supported_tasks()
     front_end.accept_nulls()
+    tell_broken_responses()
     guard_media(arguments.allowed_media_domains)
     bound_realtime_audio()
     bound_tokenizer(proxy.renderer)

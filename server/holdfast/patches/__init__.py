@@ -15,6 +15,8 @@ _BASE = "vllm.renderers.base:BaseRenderer"
 _HF = "vllm.renderers.hf:HfRenderer"
 _CHAT = "vllm.entrypoints.openai.chat_completion.serving"
 _BATCH = "vllm.entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBatch"
+_GENERATE = "vllm.entrypoints.generate.base.serving:GenerateBaseServing"
+_RESPONSES = "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses"
 _REALTIME = "vllm.entrypoints.speech_to_text.realtime.connection:RealtimeConnection"
 _MESSAGES = "vllm.renderers.chat_utils"
 _PART = "_parse_chat_message_content_part"
@@ -104,7 +106,7 @@ PATCHES: tuple[Patch, ...] = (
         "front end",
         (
             "vllm.entrypoints.serve.engine.serving:BaseServing._base_request_id",
-            "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.create_responses",
+            f"{_RESPONSES}.create_responses",
         ),
         "each event of a stream repeats a `request_id` of any length",
     ),
@@ -250,6 +252,15 @@ PATCHES: tuple[Patch, ...] = (
         ("vllm.entrypoints.openai.responses.protocol:ResponsesResponse.from_request",),
         "`background: null` ends a stream at its first event",
         upstream=f"{_ISSUE}48319",
+    ),
+    Patch(
+        "patches.broken_responses.tell_broken_responses",
+        "front end",
+        (
+            f"{_GENERATE}._convert_generation_error_to_streaming_response",
+            "vllm.entrypoints.openai.responses.api_router:_convert_stream_to_sse_events",
+        ),
+        "a stream of `/v1/responses` that cannot go on is cut without an error",
     ),
     Patch(
         "patches.front_end.spare_front_end",
