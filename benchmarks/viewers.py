@@ -61,13 +61,14 @@ LATE_PAIRS = 4
 LATE_SECONDS = 0.002
 """Eight times what `/livez` takes, and a sixtieth of the p99 of the first token at this load."""
 VIEWER_GOAL = "<= 0.20"
+P99_GOAL = "<= 1.01"
 ROWS = (
     Row("CPU of the whole server, µs a token", CLIENTS, "server_us_per_token", 1, "<= 1.01"),
     Row("CPU of the front end, µs a token", CLIENTS, "front_end_us_per_token"),
     Row("output tok/s", CLIENTS, "output_throughput", 0, ">= 0.99"),
     Row("median TTFT, ms", CLIENTS, "median_ttft_ms"),
+    Row("p99 TTFT of a window, ms", CLIENTS, "p99_ttft_ms", 1, P99_GOAL),
 )
-P99_GOAL = "<= 1.01"
 _REQUEST = b"GET /statusz/stream HTTP/1.1\r\nHost: benchmark\r\n\r\n"
 
 
@@ -143,6 +144,7 @@ class Window:
         return {
             "output_throughput": tokens / (ended - began),
             "median_ttft_ms": 1e3 * median(waits),
+            "p99_ttft_ms": 1e3 * pairs.p99(waits),
             TTFTS: waits,
             "front_end_us_per_token": 1e6 * self.front_end_cpu_seconds / tokens,
             "server_us_per_token": 1e6 * self.server_cpu_seconds / tokens,
@@ -177,10 +179,11 @@ def _viewers(server: Server, side: str) -> Viewers:
 
 
 def p99(found: Sequence[bursts.Pair]) -> pairs.Measure:
-    """Return the row of the latest first tokens of all windows: one has only a few of them.
+    """Return the row of the latest first tokens of all windows together, in medians of their pair.
 
-    They are told in medians of their pair. A machine changes its speed within an hour, and of all
-    that is pooled, its slowest minutes alone would decide.
+    A machine changes its speed within an hour, and of all that is pooled, its slowest minutes alone
+    would decide. Even so they decide much of it; the median of the ratios of all pairs, each with
+    the p99 of a window, has a smaller error.
     """
     waits = [{side: pair[side][CLIENTS][TTFTS] for side in SIDES} for pair in found]
     usual = [median(chain.from_iterable(pair.values())) for pair in waits]
