@@ -254,6 +254,8 @@ class ProbeReport:
     grew: bool = False
     """Whether a workspace grew while the suite ran."""
     slowest_step_seconds: float = 0.0
+    is_whole: bool = True
+    """Whether it was the suite, and not the one request that shows a proven engine again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +310,8 @@ class Status:
     reason: str
     since_unix_seconds: float
     eta_seconds: float | None
+    """The time until READY; for a start that takes longer than those before, a share of its time.
+    """
     has_been_ready: bool
     engine: EngineReport
     probe: ProbeReport | None
@@ -321,6 +325,8 @@ class Status:
     nodes_wanted: int = 1
     has_engine: bool = False
     """Whether the ranks run; otherwise they are those of the last engine, as it ended."""
+    ready_in_seconds: float | None = None
+    """The time until READY if this start takes as long as those before; negative if it was over."""
 
 
 @dataclass(frozen=True, slots=True)

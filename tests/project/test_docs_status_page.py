@@ -34,7 +34,7 @@ from stub_engine import FACTS
 def a_whole_document() -> dict[str, Any]:
     """One in which everything is known."""
     status = a_fresh_status(
-        eta_seconds=1.0,
+        ready_in_seconds=1.0,
         engine=EngineReport(last_exit="stall"),
         nodes=(NodeStatus("a", is_joined=True),),
     )

@@ -136,7 +136,8 @@ class Proof:
         """
         engine.limit_context(None)
         for _ in range(MAX_PASSES):
-            report = await self._reported_pass(engine, prober.run(suite=suite), death_task)
+            with timed("probe", {}, self._progress):
+                report = await self._reported_pass(engine, prober.run(suite=suite), death_task)
             if not (report.passed and report.grew):
                 break
         report = replace(report, passed=report.passed and not report.grew)

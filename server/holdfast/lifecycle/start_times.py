@@ -146,17 +146,24 @@ class Forecast:
             _write(self._path, self._seconds)
 
     @property
-    def seconds_left(self) -> float | None:
-        """The time until READY; None if it is unknown, or nothing is under way."""
+    def expected_in_seconds(self) -> float | None:
+        """The time until the usual one is over, negative if it is; None if there is none."""
         if self._running is None:
             return None
         kind, began = self._running
         seen = self._seconds[kind]
         expected = statistics.median(seen) if seen else self._guess_seconds
-        if expected is None:
+        return None if expected is None else began + expected - self._clock()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time until READY; None if it is unknown, or nothing is under way."""
+        left = self.expected_in_seconds
+        if self._running is None or left is None:
             return None
-        passed = self._clock() - began
-        left = passed * OVERDUE_FRACTION if passed > expected else expected - passed
+        _, began = self._running
+        if left < 0:
+            left = (self._clock() - began) * OVERDUE_FRACTION
         return max(left, 1.0)
 
 

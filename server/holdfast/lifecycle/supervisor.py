@@ -137,6 +137,7 @@ class Supervisor:
             ranks=self._engine.ranks(with_steps=False) if self._engine else self._last_ranks,
             start_phases=dict(self._phases),
             has_engine=self._engine is not None,
+            ready_in_seconds=self._forecast.expected_in_seconds,
         )
 
     def request_stop(self) -> None:

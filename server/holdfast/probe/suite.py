@@ -155,6 +155,7 @@ class Prober:
             steps=tuple(found),
             grew=start.grew(ranks),
             slowest_step_seconds=session.slowest.seconds,
+            is_whole=steps is None,
         )
 
     async def run_again(self) -> ProbeReport:

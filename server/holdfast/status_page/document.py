@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from holdfast.configuration_record import Configuration
-from holdfast.lifecycle.states import SERVING, State
+from holdfast.lifecycle.states import State
 from holdfast.records import (
     EngineFacts,
     HostMemory,
@@ -37,6 +37,8 @@ MAX_ROWS = 200
 AVAILABLE_STEP_BYTES = 16 << 20
 """The available memory of a host changes all the time by less."""
 _NAN_ROWS = "engine_nan_rows_total"
+_ON_THE_WAY = frozenset({State.STARTING, State.PROBING, State.RECOVERING})
+"""The states that lead to READY."""
 
 
 class DocumentBuilder:
@@ -153,9 +155,9 @@ def _server(
 
 
 def _ready_expected(status: Status) -> str | None:
-    if status.eta_seconds is None or status.state in SERVING:
+    if status.ready_in_seconds is None or status.state not in _ON_THE_WAY:
         return None
-    return iso_time(round(time.time() + status.eta_seconds))
+    return iso_time(round(time.time() + status.ready_in_seconds))
 
 
 def _engine(status: Status, restarts_left: int) -> Document:
@@ -184,7 +186,7 @@ def _limits(facts: EngineFacts | None) -> Document | None:
 def _probe(
     probe: ProbeReport | None, finished_unix_seconds: Mapping[str, float]
 ) -> Document | None:
-    if probe is None:
+    if probe is None or probe.suite == "off":
         return None
     finished = finished_unix_seconds.get(probe.suite)
     return {

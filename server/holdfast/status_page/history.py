@@ -68,12 +68,16 @@ class History:
         )
 
     def probe_ran(self, report: ProbeReport) -> None:
-        """Record a run of the probe."""
-        self.probed_unix_seconds[report.suite] = self._clock()
+        """Record a run of the probe, unless it was to send nothing."""
+        if report.suite == "off":
+            return
+        if report.is_whole:
+            self.probed_unix_seconds[report.suite] = self._clock()
         self.timeline.add(
             "probe",
             generation=self._generation(),
             suite=report.suite,
+            is_whole=report.is_whole,
             passed=report.passed,
             limited=report.limited,
             proven_tokens=report.proven_tokens,

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.engine.request_progress import RequestRow
 
 WINDOW_SECONDS = 5.0
-"""The readings that a speed is measured over are no older."""
+"""A speed is measured from the last reading that is as old; from the oldest if none is."""
 STEP_SECONDS = 0.4
 """Readings are at least this far apart, however many ask for the rows."""
 MIN_SPEED_SECONDS = 1.0
@@ -53,7 +53,7 @@ class RequestTable:
 
 
 def _add(readings: deque[tuple[float, int]], now_seconds: float, tokens: int) -> None:
-    while readings and readings[0][0] < now_seconds - WINDOW_SECONDS:
+    while len(readings) > 1 and readings[1][0] <= now_seconds - WINDOW_SECONDS:
         readings.popleft()
     if readings and tokens < readings[-1][1]:
         readings.clear()  # a replay begins again

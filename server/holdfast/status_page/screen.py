@@ -6,7 +6,7 @@ markup nor control characters reach the terminal. Whatever it contains, nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import get_args
 
@@ -36,11 +36,12 @@ from holdfast.status_page.patch import Document
 
 TEXT_COLUMNS = 120
 MAX_SHOWN_EVENTS = 8
+MAX_TERMINAL_EVENTS = 3
 MAX_SHOWN_ROWS = 20
-MEMORY_SHARE = 1 / 3
-"""The share of a terminal's lines that memory may take; if it needs more, each rank has one line.
+BAND_SHARE = 1 / 4
+"""The share of a terminal's lines that memory and requests each may take.
 
-A terminal shows nothing beyond its last line.
+If memory needs more, each rank has one line. A terminal shows nothing beyond its last line.
 """
 
 _STATE_STYLES = {
@@ -56,13 +57,25 @@ _MEMORY_PARTS = (
     ("KV cache", "kv_cache_bytes"),
     ("graphs", "cuda_graphs_bytes"),
     ("activation peak", "activation_peak_bytes"),
-    ("other of vLLM", "non_torch_bytes"),
+    ("non-torch", "non_torch_bytes"),
 )
 _RANK_PARTS = (
     ("retired", "retired_bytes"),
     ("persistent", "persistent_bytes"),
     ("Lamport", "lamport_bytes"),
     ("may grow by", "growth_limit_bytes"),
+)
+_REQUEST_COLUMNS = (
+    "request",
+    "stage",
+    "age",
+    "prompt",
+    "",
+    "output",
+    "tok/s",
+    "key",
+    "generation",
+    "replays",
 )
 
 
@@ -81,15 +94,17 @@ def screen(
 ) -> RenderableType:
     """Return all bands; ages are counted until `now_unix_seconds`, by the server's clock.
 
-    A terminal of that many `lines` has room for the bands below the memory, too.
+    A terminal of that many `lines` shows the newest events first, and has room for a part of the
+    ranks, of the requests and of the proof.
     """
-    bands = (
-        _state_band(document, now_unix_seconds),
-        _memory_band(document, lines),
-        _requests_band(document, now_unix_seconds),
-        _proof_band(document),
-        _events_band(document),
-    )
+    state = _state_band(document, now_unix_seconds)
+    memory = _memory_band(document, lines)
+    requests = _requests_band(document, now_unix_seconds, lines)
+    if lines is None:
+        bands = (state, memory, requests, _proof_band(document), _events_band(document))
+    else:
+        events = _events_band(document, MAX_TERMINAL_EVENTS)
+        bands = (state, events, memory, requests, _proof_band(document, is_short=True))
     return Group(*(part for band in bands for part in (*band, Text(""))))
 
 
@@ -102,11 +117,14 @@ def _state_band(document: Document, now: float) -> Iterator[RenderableType]:
         plain(document.get("reason")),
     )
     left = age_until(document.get("ready_expected"), now)
+    overdue = age(document.get("ready_expected"), now)
     activity = map_of(document, "activity")
     doing = [plain(activity.get(name)) for name in ("phase", "step", "detail")]
     now_doing = ", ".join(filter(None, doing))
-    if left or now_doing:
-        expected = f"READY expected in {left}" if left else ""
+    if left or overdue or now_doing:
+        expected = (
+            f"READY expected in {left}" if left else overdue and f"READY is {overdue} overdue"
+        )
         yield Text("; ".join(filter(None, (f"now: {now_doing}" if now_doing else "", expected))))
     engine, server = map_of(document, "engine"), map_of(document, "server")
     versions = map_of(server, "versions")
@@ -127,10 +145,15 @@ def _state_band(document: Document, now: float) -> Iterator[RenderableType]:
 
 def _memory_band(document: Document, lines: int | None) -> Iterator[RenderableType]:
     table = _parts_table(document)
-    if lines is not None and table.row_count > MEMORY_SHARE * lines:
-        table = _ranks_table(document)
+    left_out = 0
+    if lines is not None and table.row_count > BAND_SHARE * lines:
+        ranks = in_order(document, "ranks")
+        shown = ranks[: _most_rows(lines)]
+        table, left_out = _ranks_table(shown), len(ranks) - len(shown)
     if table.row_count:
         yield table
+    if left_out:
+        yield Text(f"and {number_of(left_out)} more", style="dim")
     for name, rank in in_order(document, "ranks"):
         rejections = sum_of(map_of(rank, "rejections"))
         if rejections:
@@ -173,10 +196,14 @@ def _parts_table(document: Document) -> Table:
     return table
 
 
-def _ranks_table(document: Document) -> Table:
+def _most_rows(lines: int) -> int:
+    return max(1, int(BAND_SHARE * lines))
+
+
+def _ranks_table(ranks: Sequence[tuple[str, Document]]) -> Table:
     """Return a row for each rank."""
     table = new_table("rank", "held", "", "workspaces", "may grow by", "KV in use")
-    for name, rank in in_order(document, "ranks"):
+    for name, rank in ranks:
         memory = map_of(rank, "memory")
         workspaces = sum_of({key: slot.get("size_bytes") for key, slot in in_order(rank, "slots")})
         held = workspaces + sum_of({member: memory.get(member) for _, member in _MEMORY_PARTS})
@@ -192,17 +219,21 @@ def _ranks_table(document: Document) -> Table:
     return table
 
 
-def _requests_band(document: Document, now: float) -> Iterator[RenderableType]:
+def _requests_band(document: Document, now: float, lines: int | None) -> Iterator[RenderableType]:
     requests = map_of(document, "requests")
-    counts = [f"{number_of(requests.get(name))} {name}" for name in ("running", "waiting", "held")]
-    refused, lost = (number_of(sum_of(map_of(requests, name))) for name in ("refused", "lost"))
-    replayed = number_of(requests.get("replayed"))
-    yield Text(f"{', '.join(counts)}; {replayed} replayed, {refused} refused, {lost} lost")
+    present, past = ("running", "waiting", "held"), ("replayed", "continued")
+    counts = [
+        ", ".join(f"{number_of(requests.get(name))} {name}" for name in names)
+        for names in (present, past)
+    ]
+    turned_away = (_by_reason(map_of(requests, name), name) for name in ("refused", "lost"))
+    yield Text(f"{'; '.join(counts)}, {', '.join(turned_away)}")
     rows = in_order(requests, "rows")
     if not rows:
         return
-    table = new_table("request", "stage", "age", "prompt", "", "output", "tok/s", "key", "replays")
-    for name, row in rows[:MAX_SHOWN_ROWS]:
+    table = new_table(*_REQUEST_COLUMNS)
+    shown = MAX_SHOWN_ROWS if lines is None else min(MAX_SHOWN_ROWS, _most_rows(lines))
+    for name, row in rows[:shown]:
         done, total = row.get("prefilled_tokens"), row.get("prompt_tokens")
         add_row(
             table,
@@ -214,16 +245,23 @@ def _requests_band(document: Document, now: float) -> Iterator[RenderableType]:
             number_of(row.get("output_tokens")),
             decimal(row.get("output_tokens_per_second")),
             plain(row.get("key")),
+            number_of(row.get("generation")),
             number_of(row.get("replays")),
         )
     yield table
     left_out = requests.get("rows_left_out")
-    others = len(rows) - MAX_SHOWN_ROWS + (finite(left_out) or 0)
+    others = len(rows) - shown + (finite(left_out) or 0)
     if others > 0:
         yield Text(f"and {number_of(others)} more", style="dim")
 
 
-def _proof_band(document: Document) -> Iterator[RenderableType]:
+def _by_reason(counts: Document, name: str) -> str:
+    reasons = ", ".join(f"{plain(reason)} {number_of(count)}" for reason, count in counts.items())
+    return f"{number_of(sum_of(counts))} {name}" + (f" ({reasons})" if reasons else "")
+
+
+def _proof_band(document: Document, *, is_short: bool = False) -> Iterator[RenderableType]:
+    """With `is_short`, of the steps only those that have a reason to be looked at."""
     probe, proof = map_of(document, "probe"), map_of(document, "proof")
     if probe:
         outcome = "passed" if probe.get("passed") else "failed"
@@ -235,6 +273,8 @@ def _proof_band(document: Document) -> Iterator[RenderableType]:
         table = new_table("step", "outcome", "tokens", "seconds", "reason")
         steps = probe.get("steps")
         for step in filter(is_mapping, steps if isinstance(steps, list) else ()):
+            if is_short and step.get("outcome") != "failed" and not step.get("limited"):
+                continue
             add_row(
                 table,
                 plain(step.get("name")),
@@ -243,7 +283,8 @@ def _proof_band(document: Document) -> Iterator[RenderableType]:
                 decimal(step.get("duration_seconds")),
                 plain(step.get("reason")),
             )
-        yield table
+        if table.row_count:
+            yield table
     if nan_rows := proof.get("nan_rows"):
         yield Text(f"{number_of(nan_rows)} rows of logits with a NaN", style="bold red")
     if verify := map_of(proof, "verify"):
@@ -256,11 +297,11 @@ def _proof_band(document: Document) -> Iterator[RenderableType]:
         yield Text(f"baseline: the {plain(check)} {verdict}")
 
 
-def _events_band(document: Document) -> Iterator[RenderableType]:
-    events = in_order(document, "timeline")[-MAX_SHOWN_EVENTS:]
+def _events_band(document: Document, most: int = MAX_SHOWN_EVENTS) -> Iterator[RenderableType]:
+    events = in_order(document, "timeline")[-most:]
     if not events:
         return
-    table = new_table("at", "event", "")
+    table = new_table("at (UTC)", "event", "")
     for _, event in reversed(events):
         kind = plain(event.get("kind"))
         facts = (event.get(name) for name in ("state", "cause", "phase", "verdict"))
@@ -268,7 +309,8 @@ def _events_band(document: Document) -> Iterator[RenderableType]:
         detail = plain(event.get("reason"))
         if kind == "probe":
             what = "passed" if event.get("passed") else "failed"
-            detail = f"{number_of(event.get('proven_tokens'))} tokens proven"
+            proven = f"{number_of(event.get('proven_tokens'))} tokens proven"
+            detail = proven if event.get("is_whole") else "one request"
         elif kind == "growth":
             ranks = event.get("ranks")
             places = len(ranks) if isinstance(ranks, list) else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -119,10 +119,10 @@ def read_suspects(directory: Path) -> Mapping[int, tuple[Suspect, ...]]:
 def read_reached_tokens(directory: Path) -> Mapping[str, int]:
     """Read the tokens of prompt and answer that the requests of each engine's last step have.
 
-    They are by vLLM's internal ID, and include those of the step itself. All ranks of an engine run
-    the same steps, so one of them is read. What cannot be read is left out.
+    They are by vLLM's internal ID, and include those of the step itself once it has ended. All
+    ranks of an engine run the same steps, so one of them is read. What cannot be read is left out.
     """
-    found: dict[int, tuple[Suspect, ...]] = {}
+    found: dict[int, Mapping[str, int]] = {}
     for path in sorted(files_with_suffix(_SUFFIX, directory)):
         try:
             engine = int(path.name.split("-")[1])
@@ -130,16 +130,21 @@ def read_reached_tokens(directory: Path) -> Mapping[str, int]:
                 found[engine] = _newest(path.read_bytes())
         except (OSError, ValueError, IndexError, struct.error):
             continue
-    every = chain.from_iterable(found.values())
-    return MappingProxyType({one.request_id: one.reached_tokens for one in every})
+    return MappingProxyType(dict(chain.from_iterable(one.items() for one in found.values())))
 
 
-def _newest(content: bytes) -> tuple[Suspect, ...]:
-    """Return the requests of the newest step that is completely written; none if there is none."""
-    _, begun, steps, copy_bytes = _HEADER.unpack_from(content)
-    numbers = range(begun, max(0, begun - steps), -1)
-    copies = (_copy(content, number, number % steps * copy_bytes) for number in numbers)
-    return next((copy for copy in copies if copy is not None), ())
+def _newest(content: bytes) -> Mapping[str, int]:
+    """Return the tokens of the newest step that is completely written; none if there is none."""
+    ended, begun, steps, copy_bytes = _HEADER.unpack_from(content)
+    for number in range(begun, max(0, begun - steps), -1):
+        copy = _copy(content, number, number % steps * copy_bytes)
+        if copy is not None:
+            is_over = number <= ended
+            return {
+                one.request_id: one.reached_tokens if is_over else one.computed_tokens
+                for one in copy
+            }
+    return {}
 
 
 def _packed(scheduler_output: Any) -> bytes:
@@ -165,12 +170,28 @@ def _packed(scheduler_output: Any) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class _Scheduled:
+    """A request of a step, and what it had when the step began."""
+
+    request_id: str
+    computed_tokens: int
+    made_tokens: int
+    """The tokens of the answer so far."""
+    scheduled_tokens: int
+
+    @property
+    def reached_tokens(self) -> int:
+        """Its context at the end of the step."""
+        return self.computed_tokens + self.scheduled_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class _RankSteps:
     """The contents of one rank's file."""
 
     ended: int
     begun: int
-    kept: Mapping[int, tuple[Suspect, ...] | None]
+    kept: Mapping[int, tuple[_Scheduled, ...] | None]
     """The requests of its last steps, by number; None for a missing or incomplete step."""
 
     @classmethod
@@ -196,12 +217,18 @@ def _suspects(ranks: Sequence[_RankSteps]) -> tuple[Suspect, ...]:
         is_running = number > ended
         if is_running and None in known:
             return ()
-        for suspect in chain.from_iterable(filter(None, known)):
-            named.setdefault(suspect.request_id, replace(suspect, is_in_running_step=is_running))
+        for one in chain.from_iterable(filter(None, known)):
+            suspect = Suspect(
+                one.request_id,
+                one.reached_tokens,
+                is_prefill=one.made_tokens == 0,
+                is_in_running_step=is_running,
+            )
+            named.setdefault(one.request_id, suspect)
     return tuple(named.values())
 
 
-def _copy(content: bytes, number: int, offset_bytes: int) -> tuple[Suspect, ...] | None:
+def _copy(content: bytes, number: int, offset_bytes: int) -> tuple[_Scheduled, ...] | None:
     """Read one step; None if it is missing or incomplete."""
     start = _HEADER.size + offset_bytes
     found, size_bytes = _COPY.unpack_from(content, start)
@@ -211,7 +238,7 @@ def _copy(content: bytes, number: int, offset_bytes: int) -> tuple[Suspect, ...]
     return tuple(_unpacked(requests))
 
 
-def _unpacked(content: bytes) -> Iterable[Suspect]:
+def _unpacked(content: bytes) -> Iterable[_Scheduled]:
     numbers = array(_NUMBER)
     (count,) = struct.unpack_from(f"={_NUMBER}", content)
     end = numbers.itemsize * (1 + 3 * count)
@@ -219,5 +246,4 @@ def _unpacked(content: bytes) -> Iterable[Suspect]:
     names = content[end:].decode().split(_SEPARATOR) if count else []
     computed, made = numbers[:count], numbers[count : 2 * count]
     scheduled = numbers[2 * count :]
-    for name, before, output, tokens in zip(names, computed, made, scheduled, strict=True):
-        yield Suspect(name, before + tokens, is_prefill=output == 0)
+    yield from map(_Scheduled, names, computed, made, scheduled)

@@ -16,6 +16,7 @@ from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.proof import Proof, proven_context_tokens
 from holdfast.records import Death, ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings, Suite, WorkspaceSettings
+from holdfast.status_page.activity import Activity, WatchedProgress
 from holdfast.telemetry.progress import LogProgress
 from stub_engine import FACTS
 
@@ -127,6 +128,34 @@ def test_the_suite_is_not_limited_by_what_it_proved_before() -> None:
 def test_an_operator_may_want_unproven_requests(settings: ProbeSettings) -> None:
     """A flag says so, or a suite that claims less."""
     assert limits_of([report(500)], settings)[0] == [None]
+
+
+def test_a_proof_on_request_is_over_once_it_has_run() -> None:
+    """Or the status page would show it until the next start."""
+
+    async def live() -> list[Activity | None]:
+        learning = Learning(WorkspaceSettings(learned_directory=None), None)
+        log = LogProgress(logging.getLogger("a.pipe"))
+        progress, seen = WatchedProgress(log, lambda *_: None), list[Activity | None]()
+        proof = Proof(
+            ProbeSettings(),
+            learning,
+            progress,
+            phases={},
+            on_report=lambda _: seen.append(progress.activity),
+        )
+        async with (
+            FakeEngine() as engine,
+            first_death(_never(), on_death=lambda _: None) as death_task,
+        ):
+            probe = Probe(engine, [report(500)])
+            await proof.prove_again(engine, probe, death_task, "worst-case")
+        return [*seen, progress.activity]
+
+    during, after = asyncio.run(live())
+    assert during is not None
+    assert during.phase == "probe"
+    assert after is None
 
 
 def test_a_proof_on_request_is_not_limited_by_what_was_proven_before() -> None:

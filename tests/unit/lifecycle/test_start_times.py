@@ -50,6 +50,7 @@ def test_what_is_overdue_is_promised_for_later(tmp_path: Path) -> None:
     forecast.began("start")
     clock.now_seconds += 100
     assert forecast.seconds_left == 25.0
+    assert forecast.expected_in_seconds == -90.0
 
 
 def test_one_slow_start_does_not_set_the_forecast(tmp_path: Path) -> None:

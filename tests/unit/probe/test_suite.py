@@ -802,6 +802,7 @@ def test_a_restarted_engine_is_compared_again() -> None:
         async with bed() as the_bed:
             the_bed.baseline = baseline
             report = await the_bed.prober().run_again()
+            assert not report.is_whole
             return [step.name for step in report.steps]
 
     assert run_in_loop(run(BaselineWatch(RECORDED))) == ["first_token", "baseline"]

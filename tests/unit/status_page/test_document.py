@@ -6,8 +6,10 @@ import json
 import logging
 import math
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -81,7 +83,7 @@ def test_the_first_second_has_only_what_is_known() -> None:
 def test_a_document_in_which_nothing_happens_does_not_change() -> None:
     """A viewer of an idle server gets nothing."""
     builder = a_builder(
-        a_status(eta_seconds=None),
+        a_status(ready_in_seconds=None),
         facts=lambda: FACTS,
         host_memory=lambda: HostMemory(100 * MIB, 200 * MIB, None),
     )
@@ -94,10 +96,18 @@ def test_the_reason_is_that_of_operators() -> None:
 
 
 def test_the_time_of_ready_is_expected_until_it_has_come() -> None:
-    """As a moment, which does not change while it comes nearer."""
-    assert "ready_expected" in built(a_fresh_status(eta_seconds=20.0))
-    assert "ready_expected" not in built(a_fresh_status(eta_seconds=None))
-    assert "ready_expected" not in built(a_status(eta_seconds=20.0))
+    """As a moment, which does not change while it comes nearer, and is past once it is overdue."""
+    for state in ("STARTING", "PROBING", "RECOVERING"):
+        status = a_fresh_status(state=state, ready_in_seconds=-20.0)
+        expected = datetime.fromisoformat(built(status)["ready_expected"]).timestamp()
+        assert time.time() - 25 < expected < time.time() - 15
+    assert "ready_expected" not in built(a_fresh_status(ready_in_seconds=None))
+
+
+@pytest.mark.parametrize("state", ["READY", "DRAINING", "SLEEPING", "FAILED", "STOPPED"])
+def test_a_state_that_does_not_lead_to_ready_expects_nothing(state: str) -> None:
+    """Though the way to READY that it left had an end."""
+    assert "ready_expected" not in built(a_fresh_status(state=state, ready_in_seconds=20.0))
 
 
 def test_the_engine_has_its_life() -> None:
@@ -308,7 +318,7 @@ def test_the_script_says_nothing_that_no_server_says() -> None:
     history.saw_ranks([a_rank(growths={"locked": 1})])
     canary = BaselineComparison(True, 0.5, 1.0)
     history.take(Sample(first_token_seconds=(1.0,), kv_used_ratio=0.5, canary=canary), 1, 15.0)
-    starting = a_builder(a_fresh_status(eta_seconds=20.0))
+    starting = a_builder(a_fresh_status(ready_in_seconds=20.0))
     starting._progress.step_started("full_context", "1 of 2", 512)
     said = paths(builder.build()) | paths(starting.build())
     said.add(".requests.rows.*.output_tokens_per_second")

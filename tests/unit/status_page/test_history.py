@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from holdfast.records import BaselineComparison, Death, VerifyRun
 from holdfast.status_page import history as histories
 from holdfast.status_page.history import History, Sample
 from sample_status import a_probe, a_rank
+from stub_engine import FakeClock
 
 DEADLINE_SECONDS = 60
 INTERVAL_SECONDS = 0.05
@@ -68,6 +70,7 @@ def test_states_deaths_and_proofs_are_events_of_their_generation() -> None:
         {
             "kind": "probe",
             "suite": "worst-case",
+            "is_whole": True,
             "passed": True,
             "limited": True,
             "proven_tokens": 2048,
@@ -75,6 +78,25 @@ def test_states_deaths_and_proofs_are_events_of_their_generation() -> None:
             "generation": 2,
         },
     ]
+
+
+def test_one_request_is_not_the_time_of_the_suite() -> None:
+    """It shows a proven engine again; the whole run before it stays what was proven, and when."""
+    clock = FakeClock()
+    history = History(lambda: 1, clock=clock)
+    history.probe_ran(a_probe())
+    clock.now_seconds += 100
+    history.probe_ran(replace(a_probe(), is_whole=False))
+    assert history.probed_unix_seconds == {"worst-case": clock.now_seconds - 100}
+    assert [event["is_whole"] for event in events(history)] == [True, False]
+
+
+def test_a_probe_that_is_off_is_not_an_event() -> None:
+    """Nothing ran, so nothing passed."""
+    history = History(lambda: 1)
+    history.probe_ran(replace(a_probe(), suite="off"))
+    assert events(history) == []
+    assert history.probed_unix_seconds == {}
 
 
 def test_the_last_run_of_verify_is_kept() -> None:

@@ -68,6 +68,14 @@ def test_a_speed_does_not_depend_on_how_many_look() -> None:
     assert len(table._readings[3]) <= 13
 
 
+def test_fifty_viewers_see_a_speed() -> None:
+    """They get changes so seldom that all earlier readings are older than the window."""
+    table = a_table()
+    for look in range(3):
+        row = table.rows([a_row(output_tokens=1 + 52 * look)], 5.2 * look)["3"]
+    assert row["output_tokens_per_second"] == 10.0
+
+
 def test_a_speed_is_never_negative() -> None:
     """A replay counts from the beginning."""
     table = a_table()

@@ -109,8 +109,8 @@ def text_of(document: dict[str, Any]) -> str:
         "2026-11-23 21:03:00 growth locked 5 on 2 ranks",
         "0/2 KV in use ##########.......... 50%",
         "host: 512.0 MiB of 2.0 GiB left",
-        "1 running, 0 waiting, 2 held; 1 replayed, 3 refused, 0 lost",
-        "17 prefill 30 s 16,000/32,000 ##########.......... 0 team-a 1",
+        "1 running, 0 waiting, 2 held; 1 replayed, ? continued, 3 refused (overloaded 3), 0 lost",
+        "17 prefill 30 s 16,000/32,000 ##########.......... 0 team-a ? 1",
         "proof: worst-case passed, limited, 2,048 tokens proven",
         "3 rows of logits with a NaN",
         "verify full: passed, 40 passed, 0 failed, ? inconclusive",
@@ -144,6 +144,44 @@ def test_a_start_says_what_it_does_and_how_long_it_takes() -> None:
     )
 
 
+def test_a_start_that_takes_longer_is_overdue() -> None:
+    """It is not expected any more."""
+    start = {
+        "state": "STARTING",
+        "reason": "loading",
+        "ready_expected": "2026-11-23T21:39:00+00:00",
+    }
+    assert "READY is 1 min 0 s overdue" in text_of(start)
+
+
+def test_one_request_proves_no_tokens() -> None:
+    """It shows a proven engine again."""
+    event = {"at": "2026-11-23T21:01:00+00:00", "kind": "probe", "passed": True, "proven_tokens": 0}
+    assert "probe passed one request" in text_of({"timeline": {"1": {**event, "is_whole": False}}})
+    assert "probe passed 0 tokens proven" in text_of(
+        {"timeline": {"1": {**event, "is_whole": True}}}
+    )
+
+
+def test_a_small_terminal_shows_the_newest_events_and_every_band() -> None:
+    """With a proof of many steps, many ranks and many requests."""
+    steps = [{"name": f"step{number}", "outcome": "passed"} for number in range(12)]
+    report = {
+        **READY,
+        "ranks": {f"0/{rank}": READY["ranks"]["0/2"] for rank in range(16)},
+        "requests": {"rows": {str(number): {"stage": "decode"} for number in range(30)}},
+        "probe": {**READY["probe"], "steps": [*steps, {"name": "bad", "outcome": "failed"}]},
+    }
+    console = Console(width=TEXT_COLUMNS, record=True, file=StringIO())
+    console.print(screen(report, NOW, lines=24))
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert any("death stall" in line for line in lines[:12])
+    assert "and 10 more" in lines
+    assert "and 24 more" in lines
+    assert any(line.startswith("bad failed") for line in lines)
+    assert not any(line.startswith("step0") for line in lines)
+
+
 def test_further_requests_are_counted() -> None:
     """Those that the screen has no room for, and those that the server left out."""
     rows = {str(number): {"stage": "decode"} for number in range(MAX_SHOWN_ROWS + 2)}
@@ -153,11 +191,11 @@ def test_further_requests_are_counted() -> None:
 @pytest.mark.parametrize("lines", [24, 60])
 def test_on_a_terminal_the_requests_are_seen(lines: int) -> None:
     """With many ranks, memory has a line for each; otherwise each part has one."""
-    ranks = {f"0/{rank}": READY["ranks"]["0/2"] for rank in range(8)}
+    ranks = {f"0/{rank}": READY["ranks"]["0/2"] for rank in range(6)}
     console = Console(width=TEXT_COLUMNS, record=True, file=StringIO())
     console.print(screen({**READY, "ranks": ranks}, NOW, lines=lines))
     text = " ".join(console.export_text().split())
-    assert "0/7 ######.............. 124.0 MiB of 400.0 MiB 24.0 MiB 48.0 MiB 50%" in text
+    assert "0/5 ######.............. 124.0 MiB of 400.0 MiB 24.0 MiB 48.0 MiB 50%" in text
     assert "slot 0/0" not in text
     console.print(screen(READY, NOW, lines=lines))
     assert "slot 0/0" in console.export_text()

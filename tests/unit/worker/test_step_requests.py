@@ -200,6 +200,15 @@ def test_the_tokens_that_requests_have_reached_are_those_of_the_newest_step(tmp_
     assert set(read_reached_tokens(tmp_path)) == {"here", "there"}
 
 
+def test_a_running_step_has_computed_nothing_yet(tmp_path: Path) -> None:
+    """A prompt that one step processes would be whole from its beginning."""
+    requests = requests_of(tmp_path)
+    requests.began(step("long"))
+    assert read_reached_tokens(tmp_path) == {"long": 10}
+    requests.ended(1)
+    assert read_reached_tokens(tmp_path) == {"long": 11}
+
+
 def test_a_step_that_is_not_written_yet_is_not_read(tmp_path: Path) -> None:
     """The one before it is; a file of something else is none."""
     requests = requests_of(tmp_path)

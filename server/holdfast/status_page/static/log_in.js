@@ -52,7 +52,7 @@ export class LogIn {
   ask(problem) {
     const wasTried = keptKey() !== "";
     keep("");
-    this.#problem.textContent = wasTried ? problem || "The server does not accept this key." : "";
+    this.#problem.textContent = wasTried ? problem || "The server does not accept this API key." : "";
     this.#form.hidden = false;
     this.#forget.hidden = true;
     this.#form.elements.key.focus();

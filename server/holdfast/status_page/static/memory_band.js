@@ -87,9 +87,11 @@ function lastOfRank(rank) {
 
 /**
  * The parts that a rank holds, in the order in which they are drawn. `used` is the share of a part
- * that is filled.
+ * that is filled. Where the device shares the memory of its host, two are left out: what is not
+ * torch's was measured with all other processes in it, and the peak of the activations is free
+ * between the steps.
  */
-export function partsOf(rank) {
+export function partsOf(rank, isShared) {
   const sizes = rank.memory ?? {};
   const held = inOrder(rank.slots).reduce((sum, slot) => sum + slot.size_bytes, 0);
   return [
@@ -99,25 +101,25 @@ export function partsOf(rank) {
     { name: "workspaces", size: held },
     { name: "retired", size: rank.retired_bytes },
     { name: "persistent", size: (rank.persistent_bytes ?? 0) + (rank.lamport_bytes ?? 0) },
-    { name: "activation peak", size: sizes.activation_peak_bytes },
-    { name: "non-torch", size: sizes.non_torch_bytes },
+    { name: "activation peak", size: isShared ? 0 : sizes.activation_peak_bytes },
+    { name: "non-torch", size: isShared ? 0 : sizes.non_torch_bytes },
   ].filter(({ size }) => size > 0);
 }
 
-/** What else the device has: of others and free, apart only where the host says what is free. */
+/** What else the device has: apart only where the host says what is free. */
 export function restOf(parts, total, available) {
   const left = total - sum(parts);
   if (!(left > 0)) return [];
   if (!Number.isFinite(available)) return [{ name: "others and free", size: left }];
   const free = Math.min(left, available);
   return [
-    { name: "others", size: left - free },
+    { name: "others and non-torch", size: left - free },
     { name: "free", size: free },
   ].filter(({ size }) => size > 0);
 }
 
 function rankShown(rank, shared, isOpen) {
-  const parts = partsOf(rank);
+  const parts = partsOf(rank, Boolean(shared));
   const total = shared?.total_bytes ?? rank.memory?.total_bytes;
   const rest = restOf(parts, total, shared?.available_bytes);
   const whole = sum(parts) + sum(rest);

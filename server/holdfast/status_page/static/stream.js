@@ -224,7 +224,7 @@ class Alarm {
 /** Why this answer is not a stream, or null if it is one. */
 async function refusalOf(response) {
   if (response.status === 401 || response.status === 403) {
-    return { name: "locked", detail: await messageOf(response) };
+    return { name: "locked" }; // its message tells programs how to send a key
   }
   if (response.status === 503) {
     const retryAfterSeconds = Number(response.headers.get("Retry-After")) || 0;

@@ -181,9 +181,10 @@ function happened(entry) {
   }
 }
 
-function probed({ suite, passed, proven_tokens: proven, duration_seconds: seconds }) {
-  const outcome = passed ? `passed, ${plural(proven, "token")} proven` : "failed";
-  return `${suite} ${outcome} in ${duration(seconds)}`;
+function probed({ suite, is_whole: isWhole, passed, proven_tokens: proven, duration_seconds: s }) {
+  const proof = isWhole ? `, ${plural(proven, "token")} proven` : "";
+  const outcome = passed ? `passed${proof}` : "failed";
+  return `${isWhole ? suite : "one request"} ${outcome} in ${duration(s)}`;
 }
 
 function ranks({ ranks: numbers, engine, isOfSeveral }) {

@@ -61,9 +61,20 @@ test("the parts of a rank are what was measured, and the rest is of others and f
   const sizes = (all) => Object.fromEntries(all.map(({ name, size }) => [name, size]));
   assert.deepEqual(sizes(parts), { weights: 100, "KV cache": 50, workspaces: 40, retired: 5 });
   assert.deepEqual(sizes(restOf(parts, 300, undefined)), { "others and free": 105 });
-  assert.deepEqual(sizes(restOf(parts, 300, 60)), { others: 45, free: 60 });
+  assert.deepEqual(sizes(restOf(parts, 300, 60)), { "others and non-torch": 45, free: 60 });
   assert.deepEqual(sizes(restOf(parts, 300, 400)), { free: 105 });
   assert.deepEqual(restOf(parts, undefined, 60), []);
+});
+
+test("what other processes may hold is no part of a rank that shares its host's memory", () => {
+  const memory = { weights_bytes: 100, non_torch_bytes: 80, activation_peak_bytes: 20 };
+  const sizes = (all) => Object.fromEntries(all.map(({ name, size }) => [name, size]));
+  assert.deepEqual(sizes(partsOf({ memory }, true)), { weights: 100 });
+  assert.deepEqual(sizes(partsOf({ memory }, false)), {
+    weights: 100,
+    "activation peak": 20,
+    "non-torch": 80,
+  });
 });
 
 const NOW = 1_800_000_000_000;
