@@ -120,7 +120,7 @@ class Blame:
     def output_came(self, request: EngineRequest) -> None:
         """Acquit a request that got further than it was when its last engine died."""
         if request.deaths and self._tokens(request) > request.reached_tokens:
-            request.deaths = 0
+            request.acquit()
 
     def assign_blame(self, death: Death, present: Iterable[EngineRequest]) -> BlameVerdict:
         """Judge a death; `present` are the clients' requests that the engine had."""
@@ -190,10 +190,9 @@ class Blame:
 
     def _accuses(self, death: Death, requests: Iterable[EngineRequest]) -> bool:
         """Whether a death accuses the requests of its step; the next start cures a rejection."""
-        is_cured = death.cause == "workspace_rejection"
-        return death.blames_requests and not (
-            is_cured and not any(request.deaths for request in requests)
-        )
+        if death.cause == "workspace_rejection":
+            return any(request.has_met_rejection for request in requests)
+        return death.blames_requests
 
     def _suspects(
         self, death: Death, present: Sequence[EngineRequest], left: Leavers
@@ -219,7 +218,7 @@ class Blame:
 
     def _judge(self, death: Death, present: list[EngineRequest], left: Leavers) -> BlameVerdict:
         suspects, is_complete = self._suspects(death, present, left)
-        self._count_death([*present, *suspects])
+        self._count_death(death, [*present, *suspects])
         if not suspects:
             # One that left too long ago to be a suspect may still have caused it.
             has_left = death.suspects is None and bool(left.recent or left.earlier)
@@ -234,7 +233,7 @@ class Blame:
         for request in culprits:
             self._convict(request)
         for request in present:
-            request.deaths = 0
+            request.acquit()
         return BlameVerdict(1, bool(culprits[0].context.key), has_suspects=True)
 
     def _judge_recurrence(
@@ -251,7 +250,7 @@ class Blame:
         suspects = [request for request in [*present, *gone] if request.deaths]
         unexplained = 1 + max((request.deaths for request in suspects), default=0)
         is_alone = len(present) + len(gone) == 1
-        self._count_death([*present, *gone])
+        self._count_death(death, [*present, *gone])
         if not suspects:
             self._gone_before = frozenset(map(self._identity, gone))
             return BlameVerdict(has_suspects=bool(gone))
@@ -264,9 +263,10 @@ class Blame:
         self._begin_trials(suspects, unexplained=unexplained)
         return BlameVerdict(has_suspects=True)
 
-    def _count_death(self, requests: Iterable[EngineRequest]) -> None:
+    def _count_death(self, death: Death, requests: Iterable[EngineRequest]) -> None:
         for request in dict.fromkeys(requests):
             request.deaths += 1
+            request.has_met_rejection |= death.cause == "workspace_rejection"
             request.reached_tokens = max(request.reached_tokens, self._tokens(request))
 
     def _begin_trials(self, suspects: Iterable[EngineRequest], *, unexplained: int) -> None:

@@ -136,6 +136,8 @@ class EngineRequest:
     is_abort_expected: bool = False
     deaths: int = 0
     """How many unexplained deaths in a row found it in the engine, no further than the first."""
+    has_met_rejection: bool = False
+    """Whether a workspace was refused at one of these deaths."""
     reached_tokens: int = 0
     """Its length in tokens at the engine's last death: getting further, also in a trial, clears it.
     """
@@ -175,6 +177,10 @@ class EngineRequest:
     def outlives_engine(self) -> bool:
         """Whether the next engine can take it, from its beginning or from where it stopped."""
         return self.is_continuable if self.has_yielded else self.is_replayable
+
+    def acquit(self) -> None:
+        """Forget the deaths that have found it in the engine."""
+        self.deaths, self.has_met_rejection = 0, False
 
     def forget_prompt(self) -> None:
         """Drop all except its ID: it cannot be made again."""

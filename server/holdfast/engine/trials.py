@@ -99,7 +99,7 @@ class Trials:
             self._untried.remove(tried)
             for request in tried:
                 if request not in stopped:
-                    request.deaths = 0
+                    request.acquit()
                     if len(tried) == 1:
                         request.passed_alone += 1
                         request.passed_tokens = request.reached_tokens + 1

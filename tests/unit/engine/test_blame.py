@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,23 @@ def test_a_refused_workspace_is_made_again_once() -> None:
         harness.bury(REFUSED)
         with answered(SuspectedError):
             await long
+
+    run_scene(scene)
+
+
+def test_a_first_refused_workspace_convicts_nobody_after_a_kill() -> None:
+    """Though its step had one request only: the next start reserves what that one asked for."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        calls, _ = await killed(harness, KILLED, ["a", "b"])
+        harness.start().hold()
+        await harness.llm.until_received(2)
+        refused = replace(named("a"), cause="workspace_rejection")
+        assert harness.bury(refused) == BlameVerdict(has_suspects=True)
+        await harness.until_held(2)
+        assert await harness.try_suspects()
+        harness.requests.open()
+        await asyncio.gather(*calls)
 
     run_scene(scene)
 
