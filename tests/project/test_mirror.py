@@ -90,6 +90,7 @@ DRIVEN_ELSEWHERE = {
     "patches.harmony": "contract/test_vllm_harmony.py",
     "patches.media_names": "contract/test_vllm_parameters.py",
     "patches.parameters": "contract/test_vllm_parameters.py",
+    "patches.pooling": "contract/test_vllm_pooling.py",
     "patches.rendering": "contract/test_vllm_rendering.py",
     "patches.request_bodies": "contract/test_vllm_bodies.py contract/test_vllm_wide_bodies.py",
     "patches.stat_logger": "contract/test_vllm_metrics.py",

@@ -32,6 +32,7 @@ from holdfast.patches.parameters import (
     bound_request_ids,
     keep_token_texts,
 )
+from holdfast.patches.pooling import share_rendering
 from holdfast.patches.request_bodies import (
     bound_inputs,
     bound_prompts,
@@ -81,6 +82,7 @@ async def openai_app(
     bound_answer_parsers()
     count_tool_calls(count_tool_call)
     score_in_a_thread(most_sequences)
+    share_rendering()
     bound_harmony(proxy.renderer, partial(check_format, proxy.grammars))
     if proxy.grammars is not None:
         check_in_workers(proxy.grammars)

@@ -182,6 +182,13 @@ PATCHES: tuple[Patch, ...] = (
         "460,000 inputs of embeddings keep the thread that renders all prompts busy for minutes",
     ),
     Patch(
+        "patches.pooling.share_rendering",
+        "front end",
+        ("vllm.entrypoints.pooling.base.serving:PoolingBaseServing._preprocessing",),
+        "one `/rerank` holds the thread that renders all prompts for minutes, and one `/score` "
+        "of 512 texts the event loop for 30 s",
+    ),
+    Patch(
         "engine.media.limits.guard_media",
         "front end",
         (

@@ -121,6 +121,11 @@ def result_of(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise RuntimeError("vLLM awaits something where it builds prompts: do not use a thread")
 
 
+def characters_in(values: list[Any]) -> int:
+    """Return how many characters all texts in `values` have."""
+    return sum(len(value) for value in _parts(values) if isinstance(value, str))
+
+
 def has_more_text_than(characters: int, values: list[Any]) -> bool:
     """Whether all texts in `values` have more characters; stops counting as soon as it is sure."""
     for value in _parts(values):
