@@ -12,11 +12,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm.exceptions import (
     GracefulHTTPError,
     MaxQueuedTokensError,
     QueueOverflowError,
     VLLMValidationError,
+)
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
 )
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -33,7 +40,9 @@ from holdfast.engine.outputs import VllmOutputs
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.request import SentAnswer
 from holdfast.engine.sequence_queue import Capacity, SequenceQueue
+from holdfast.engine.sizes import media_bytes_of
 from holdfast.patches.continued import SENT_TOKENS
+from holdfast.patches.parameters import MAX_MEDIA_COPIES_BYTES, check_media_copies
 from holdfast.request_context import REQUEST, RequestContext
 from stub_engine import FACTS
 
@@ -576,6 +585,43 @@ def test_a_request_of_too_many_sequences_is_refused() -> None:
         assert engine.core.sent == []
 
     play(scene)
+
+
+LARGE: Any = torch.empty(1).expand(1 + MAX_MEDIA_COPIES_BYTES // 8)
+"""More than half of what all copies may have, without taking any of it."""
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        {"type": "embeds", "prompt_embeds": LARGE},
+        {
+            "type": "multimodal",
+            "prompt_token_ids": [1],
+            "mm_kwargs": MultiModalKwargsItems(
+                {
+                    "image": [
+                        MultiModalKwargsItem(
+                            {"pixel_values": MultiModalFieldElem(LARGE, MultiModalBatchedField())}
+                        )
+                    ]
+                }
+            ),
+        },
+    ],
+)
+def test_images_and_embeddings_are_not_copied_for_many_answers(prompt: Any) -> None:
+    """vLLM encodes them once for each; a single answer is not refused for it."""
+
+    async def scene(engine: Engine) -> None:
+        with pytest.raises(VLLMValidationError, match="2 answers to a prompt whose media"):
+            await engine.llm.add_request("a", prompt, SamplingParams(n=2))
+        assert engine.core.sent == []
+
+    play(scene)
+    assert media_bytes_of(prompt) >= LARGE.nbytes
+    check_media_copies(1, MAX_MEDIA_COPIES_BYTES)
+    check_media_copies(2, MAX_MEDIA_COPIES_BYTES // 2)
 
 
 @pytest.mark.parametrize("limit", ["max_num_queued_reqs", "max_num_queued_tokens"])

@@ -23,6 +23,7 @@ from holdfast.engine.continuation import (
     sent_answer,
 )
 from holdfast.engine.sequence_queue import SequenceQueue
+from holdfast.engine.sizes import media_bytes_of
 from holdfast.engine.unread_tokens import unread_tokens
 from holdfast.errors import NotReadyError
 from holdfast.patches.continued import SENT_TOKENS
@@ -30,6 +31,7 @@ from holdfast.patches.grammar_memory import NO_ROOM
 from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
 from holdfast.patches.grammars import COMPILES_TOO_LONG, DEAD_END
 from holdfast.patches.parameters import (
+    check_media_copies,
     check_prompt_copies,
     check_prompt_logprobs,
     check_size,
@@ -131,6 +133,8 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         if self.sequences is not None:
             _check_count(sequences, self.sequences.max_sequences)
         check_size(map(options.get, _SENT_ALONG), sequences=sequences)
+        if isinstance(prompt, Mapping) and sequences > 1:
+            check_media_copies(sequences, media_bytes_of(prompt))
         if isinstance(prompt, Mapping) and (token_ids := prompt.get("prompt_token_ids")):
             check_prompt_copies(sequences, len(token_ids))
             check_prompt_logprobs(params, len(token_ids), self._vocabulary)

@@ -21,6 +21,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from holdfast.engine.checked_llm import UnsentError
 from holdfast.engine.continuation import ContinuedPrompt
 from holdfast.engine.request import Method, SentAnswer
+from holdfast.engine.sizes import fields_of, size_bytes_of
 from holdfast.errors import HoldfastError
 from holdfast.patches import fits
 
@@ -36,7 +37,6 @@ _INCIDENTAL_PARAMETERS = frozenset(
 _NOT_REBUILT = ("trace_decode_token_ids", "prompt_logprob_token_ids")
 """Parameters whose state does not follow from the tokens of the answer (0.32)."""
 _THINKING_BUDGETS = "patches.thinking_budgets.count_sent_thoughts"
-_POINTER_BYTES = 8
 _CHILD_SEPARATOR = "_"
 _RANDOM_SEPARATOR = "-"
 
@@ -179,7 +179,7 @@ class VllmOutputs:
 
     def size_bytes(self, arguments: Mapping[str, Any]) -> int:
         """Estimate the size of the prompt; parameters are small."""
-        return _size_bytes_of(arguments.get("prompt"))
+        return size_bytes_of(arguments.get("prompt"))
 
     def trial_arguments(self, method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Ask for an output after each token, as for a stream."""
@@ -259,20 +259,6 @@ def _digest_of(*values: Any) -> str:
     return digest.hexdigest()
 
 
-def _size_bytes_of(value: Any) -> int:
-    """Estimate how much memory a value takes, without visiting each of its numbers."""
-    if isinstance(value, Mapping):
-        return sum(map(_size_bytes_of, value.values()))
-    if isinstance(value, str | bytes | bytearray | memoryview):
-        return len(value)
-    if isinstance(value, list | tuple | AbstractSet):
-        is_plain = isinstance(next(iter(value), None), int | float)
-        return _POINTER_BYTES * len(value) if is_plain else sum(map(_size_bytes_of, value))
-    if isinstance(size_bytes := getattr(value, "nbytes", None), int):
-        return size_bytes
-    return sum(map(_size_bytes_of, _fields(value) or ()))
-
-
 def _feed(digest: Any, value: Any) -> None:
     """Digest a value with its kind and its length, so that no two values look alike."""
     if isinstance(value, Mapping):
@@ -288,7 +274,7 @@ def _feed(digest: Any, value: Any) -> None:
         _feed_bytes(digest, f"tensor {value.dtype} {tuple(value.shape)}", _content(value))
     elif hasattr(value, "tobytes") and hasattr(value, "dtype"):
         _feed_bytes(digest, f"array {value.dtype} {value.shape}", value.tobytes())
-    elif (fields := _fields(value)) is not None:
+    elif (fields := fields_of(value)) is not None:
         _feed_all(digest, type(value).__name__, fields)
     else:
         _feed_bytes(digest, type(value).__name__, str(value).encode("utf-8", "surrogatepass"))
@@ -321,17 +307,3 @@ def _content(tensor: Any) -> bytes | memoryview:
 
     plain = tensor.detach().cpu().contiguous().reshape(-1)
     return memoryview(plain.view(torch.uint8).numpy()) if plain.numel() else b""
-
-
-def _fields(value: Any) -> list[Any] | None:
-    """List the names and values of a msgspec struct or a dataclass; None for anything else.
-
-    Private fields are left out: they are vLLM's own notes.
-    """
-    names = getattr(value, "__struct_fields__", None) or getattr(
-        value, "__dataclass_fields__", None
-    )
-    if names is None:
-        return None
-    public = [name for name in names if not name.startswith("_")]
-    return [part for name in public for part in (name, getattr(value, name, None))]

@@ -41,6 +41,9 @@ MAX_COMPARISONS = 32 * 1024
 compares each length of a pattern with all its repetitions (`check_sequence_repetition`, 0.32)."""
 MAX_PROMPT_COPIES_TOKENS = 1 << 25
 """1.5 GB in EngineCore, which has an object for each token."""
+MAX_MEDIA_COPIES_BYTES = 1 << 30
+"""Media and embeddings of a prompt in all its copies, each of which is encoded and sent alone: 85
+answers to an image of one megapixel."""
 MAX_PROMPT_LOGPROBS = 1 << 19
 """The log-probs of all prompts in all answers of a request. The event loop makes an object and JSON
 of each."""
@@ -187,6 +190,21 @@ def check_prompt_copies(sequences: int, prompt_tokens: int) -> None:
         raise VLLMValidationError(
             f"The request asks for {sequences} answers to a prompt of {prompt_tokens} tokens; at "
             f"most {MAX_PROMPT_COPIES_TOKENS} tokens are allowed in all copies of a prompt.",
+            parameter="n",
+        )
+
+
+def check_media_copies(sequences: int, media_bytes: int) -> None:
+    """Check what EngineCore gets with a prompt beside its tokens, in copies for several sequences.
+
+    Raises:
+        VLLMValidationError: too much.
+    """
+    if sequences * media_bytes > MAX_MEDIA_COPIES_BYTES:
+        raise VLLMValidationError(
+            f"The request asks for {sequences} answers to a prompt whose media and embeddings have "
+            f"{media_bytes} bytes; at most {MAX_MEDIA_COPIES_BYTES} bytes are allowed in all its "
+            "copies.",
             parameter="n",
         )
 
