@@ -117,6 +117,8 @@ class RequestContext:
     """None for a single request."""
     usage: Usage | None = None
     """None if nothing is counted for its key, or it has none."""
+    media: Any = None
+    """What its media may take, see `engine.media.budgets`; None before the first of them."""
     absences: int = 0
     """How many of its steps wait for something other than the engine."""
 

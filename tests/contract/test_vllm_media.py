@@ -10,7 +10,6 @@ import ipaddress
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -37,6 +36,8 @@ from vllm.multimodal import media as vllm_media
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
 from vllm.multimodal.media.image import ImageMediaIO
 
+from holdfast.engine.media import budgets
+from holdfast.engine.media.budgets import budgets_of_request
 from holdfast.engine.media.limits import REDIRECTS_VARIABLE, guard_media
 from holdfast.engine.media.public_fetch import FetchError, is_public, public_socket
 from holdfast.request_context import REQUEST, RequestContext
@@ -129,7 +130,7 @@ def _guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def connector(*domains: str) -> Any:
-    """What vLLM makes for each request."""
+    """What vLLM makes for a message, or for all requests."""
     return MEDIA_CONNECTOR_REGISTRY.load(
         envs.VLLM_MEDIA_CONNECTOR, allowed_media_domains=list(domains)
     )
@@ -278,6 +279,7 @@ def test_a_tar_pit_is_left(
     of_one_request = connector("127.0.0.1")
 
     async def all_of_them() -> list[Any]:
+        REQUEST.set(RequestContext())
         urls = [url_of(host, "pit")] * 40
         loads = [of_one_request.fetch_image_async(url) for url in urls]
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -336,16 +338,6 @@ def test_vllms_budget_for_the_downloads_of_a_request_is_charged(
         fetch()
 
 
-def test_all_images_of_a_request_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small as each of them is."""
-    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", "10000")
-    of_one_request, url = connector(), as_data(picture(80, 80))
-    kept = [asyncio.run(of_one_request.fetch_image_async(url)) for _ in range(3)]
-    with pytest.raises(VLLMValidationError):
-        asyncio.run(of_one_request.fetch_image_async(url))
-    assert len(kept) == 3
-
-
 def test_the_frames_of_a_clip_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of JPEG images is one, of as many as fit into a body."""
     monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", "10000")
@@ -354,6 +346,27 @@ def test_the_frames_of_a_clip_count_too(monkeypatch: pytest.MonkeyPatch) -> None
         asyncio.run(
             connector().fetch_video_async("data:video/jpeg;base64," + ",".join([frame] * 9))
         )
+
+
+def test_the_frames_of_a_clip_count_as_long_as_it_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The images that it was made of are gone by then."""
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", "10000")
+    frame = base64.b64encode(picture(80, 80, "JPEG")).decode()
+    context = RequestContext()
+
+    async def fetch() -> Any:
+        REQUEST.set(context)
+        clip = "data:video/jpeg;base64," + ",".join([frame] * 2)
+        return await connector().fetch_video_async(clip)
+
+    held = [asyncio.run(fetch())]
+    with pytest.raises(VLLMValidationError, match="pixels"):
+        asyncio.run(fetch())
+    held.pop()
+    gc.collect()
+    assert asyncio.run(fetch())[0].shape == (2, 80, 80, 3)
 
 
 def test_all_requests_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,11 +482,75 @@ KNOWN_CLIENTS = {"entrypoints/mcp/tool_server.py"}
 """Asks the tool servers that the operator names, and none that a client does."""
 
 
-def test_the_time_of_a_request_begins_with_its_first_fetch() -> None:
-    """And not with the server."""
-    connection: Any = connector("127.0.0.1").connection
-    before = connection._deadline
-    with pytest.raises(OSError, match="Cannot connect"):
-        connection.get_bytes("http://127.0.0.1:1/")
-    assert before is None
-    assert connection._deadline > time.monotonic()
+def test_the_time_of_a_request_is_that_of_its_fetches(
+    host: http.server.ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of the server or of a connector, and not what it does between them."""
+    now_seconds = [0.0]
+    monkeypatch.setattr(budgets, "time", SimpleNamespace(monotonic=lambda: now_seconds[0]))
+    of_all, url = connector("127.0.0.1"), url_of(host, "picture")
+
+    async def fetch_late(context: RequestContext) -> None:
+        REQUEST.set(context)
+        with budgets_of_request().fetching(15) as left_seconds:
+            assert left_seconds == 15
+            now_seconds[0] += 14
+        now_seconds[0] += 3600
+        await of_all.fetch_image_async(url)
+        with budgets_of_request().fetching(15) as left_seconds:
+            assert left_seconds == 1
+
+    for key in ("a", "b"):
+        asyncio.run(fetch_late(RequestContext(key=key)))
+
+
+def test_time_is_up_for_all_connectors_of_a_request(host: http.server.ThreadingHTTPServer) -> None:
+    """A chat has one for each message; another request has its own time."""
+
+    async def fetch(context: RequestContext) -> Any:
+        REQUEST.set(context)
+        return await connector("127.0.0.1").fetch_image_async(url_of(host, "picture"))
+
+    context = RequestContext()
+    asyncio.run(fetch(context))
+    context.media._fetched_seconds = 3600.0
+    with pytest.raises(VLLMUnprocessableEntityError):
+        asyncio.run(fetch(context))
+    asyncio.run(fetch(RequestContext()))
+
+
+def test_pixels_of_all_connectors_of_a_request_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as they are held; another request has its own."""
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", "10000")
+    url = as_data(picture(80, 80))
+
+    async def fetch(context: RequestContext) -> Any:
+        REQUEST.set(context)
+        return await connector().fetch_image_async(url)
+
+    context = RequestContext()
+    held = [asyncio.run(fetch(context)) for _ in range(3)]
+    with pytest.raises(VLLMValidationError, match="pixels"):
+        asyncio.run(fetch(context))
+    assert asyncio.run(fetch(RequestContext())).size == (80, 80)
+    held.pop()
+    gc.collect()
+    assert asyncio.run(fetch(context)).size == (80, 80)
+
+
+def test_an_image_is_fetched_in_a_thread_within_the_budgets_of_its_request(
+    host: http.server.ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As scores are, by one connector for each document."""
+    monkeypatch.setenv("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", "1")
+    url = url_of(host, "picture")
+    context = RequestContext()
+
+    async def fetch() -> Any:
+        REQUEST.set(context)
+        return await asyncio.to_thread(lambda: connector("127.0.0.1").fetch_image(url))
+
+    assert asyncio.run(fetch()).size == (8, 8)
+    assert context.media.bytes.try_take(budgets.MIB - len(picture()))
+    with pytest.raises(VLLMUnprocessableEntityError):
+        asyncio.run(fetch())

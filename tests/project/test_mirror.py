@@ -56,6 +56,7 @@ DRIVEN_ELSEWHERE = {
     " engine/test_states.py",
     "engine.launcher": "engine/test_recovery.py engine/test_engine_deaths.py",
     "engine.loras": "unit/engine/test_async_engine.py",
+    "engine.media.budgets": "contract/test_vllm_media.py",
     "engine.media.formats": "contract/test_vllm_media.py",
     "engine.media.limits": "contract/test_vllm_media.py",
     "engine.media.public_fetch": "contract/test_vllm_media.py",

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import struct
-import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,6 @@ import pybase64
 from mistral_common.tokens.tokenizers import image as mistral_image
 from PIL import Image
 from urllib3.util import parse_url
-from vllm import envs
 from vllm.exceptions import (
     GracefulHTTPError,
     VLLMClientError,
@@ -45,6 +43,7 @@ from vllm.multimodal.media.video import VideoMediaIO
 from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 from yarl import URL
 
+from holdfast.engine.media.budgets import Budget, budgets_of_request, pixels_a_request
 from holdfast.engine.media.formats import (
     IMAGE_FORMATS,
     check_audio,
@@ -60,8 +59,6 @@ logger = logging.getLogger("holdfast.media")
 REDIRECTS_VARIABLE = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
 NAMES_AT_ONCE = 16
 """Concurrent look-ups by the system's resolver, each of which may take 30 s."""
-FRAMES_OF_PIXELS = 2
-"""One request may hold this many of the largest images: 1 GiB, or 32 frames of 4K."""
 REQUESTS_OF_PIXELS = 3
 """All requests together may hold as many pixels as this many of the largest requests."""
 
@@ -92,7 +89,7 @@ _DEFAULT_CONNECTOR = "http"
 
 def guard_media(allowed_domains: Sequence[str] | None) -> None:
     """Have vLLM's front end fetch only from public addresses, and hold no more than it can."""
-    pixels = PixelBudget(REQUESTS_OF_PIXELS * _pixels_a_request())
+    pixels = Budget(REQUESTS_OF_PIXELS * pixels_a_request())
     names = ThreadPoolExecutor(NAMES_AT_ONCE, thread_name_prefix="holdfast-names")
     follows = is_on(REDIRECTS_VARIABLE, os.environ)
 
@@ -113,34 +110,14 @@ def guard_media(allowed_domains: Sequence[str] | None) -> None:
     read_clips_safely()
 
 
-class PixelBudget:
-    """A budget for the pixels that decoded media hold; any thread may use it."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._held = 0
-        self._lock = threading.Lock()
-
-    def try_take(self, pixels: int) -> bool:
-        """Take this many if the budget allows, and return whether it does."""
-        with self._lock:
-            has_room = self._most <= 0 or self._held + pixels <= self._most
-            self._held += pixels if has_room else 0
-            return has_room
-
-    def give_back(self, pixels: int) -> None:
-        with self._lock:
-            self._held -= pixels
-
-
 class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to us
-    """vLLM's connector for the media of one request, with bounds."""
+    """vLLM's connector for media, within the budgets of the request that is served."""
 
     def __init__(
         self,
         *args: Any,
         names: ThreadPoolExecutor,
-        pixels_of_all: PixelBudget,
+        pixels_of_all: Budget,
         follows_redirects: bool,
         **options: Any,
     ) -> None:
@@ -148,8 +125,7 @@ class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to 
         self.connection = PublicConnection(
             names, is_listed=bool(self.allowed_media_domains), follows_redirects=follows_redirects
         )
-        self.pixels_of_all = pixels_of_all
-        self._pixels = PixelBudget(_pixels_a_request())
+        self._pixels_of_all = pixels_of_all
 
     async def fetch_audio_async(self, *args: Any, **options: Any) -> Any:
         """Decode as vLLM does; see `_decoding_errors`."""
@@ -198,10 +174,20 @@ class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to 
         return True
 
     def _bounded(self, media_io: Any) -> Any:
+        pixels = _Pixels(budgets_of_request().pixels, self._pixels_of_all)
         if isinstance(media_io, VideoMediaIO):
             # A clip may be a list of images.
-            media_io.image_io = BoundedMediaIO(media_io.image_io, self)
-        return BoundedMediaIO(media_io, self)
+            media_io.image_io = BoundedMediaIO(media_io.image_io, pixels, is_frame=True)
+        return BoundedMediaIO(media_io, pixels)
+
+
+class _Pixels:
+    """The pixels of one medium, in the budgets of its request and of all requests."""
+
+    def __init__(self, of_one: Budget, of_all: Budget) -> None:
+        self._of_one = of_one
+        self._of_all = of_all
+        self._held = 0
 
     def take(self, pixels: int) -> None:
         """Count pixels for this request, and for all requests.
@@ -210,23 +196,36 @@ class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to 
             VLLMValidationError: this request has too many.
             GracefulHTTPError: all requests together have too many.
         """
-        if not self._pixels.try_take(pixels):
+        if not self._of_one.try_take(pixels):
             raise VLLMValidationError(
-                f"The media of the request have more than {_pixels_a_request()} pixels in total."
+                f"The media of the request have more than {self._of_one.most} pixels at a time."
             )
-        if not self.pixels_of_all.try_take(pixels):
+        if not self._of_all.try_take(pixels):
+            self._of_one.give_back(pixels)
             raise GracefulHTTPError(
                 "The server is decoding too many large images. Please try again later.",
                 HTTPStatus.SERVICE_UNAVAILABLE,
             )
+        self._held += pixels
+
+    def give_back(self) -> None:
+        """Give back all that were taken."""
+        self._of_one.give_back(self._held)
+        self._of_all.give_back(self._held)
+        self._held = 0
 
 
 class BoundedMediaIO:
     """Wraps vLLM's MediaIO for images or clips to count pixels before it decodes them."""
 
-    def __init__(self, media_io: Any, connector: GuardedConnector) -> None:
+    def __init__(self, media_io: Any, pixels: _Pixels, *, is_frame: bool = False) -> None:
+        """Take the budgets, because a thread decodes, which has no request.
+
+        A frame (`is_frame`) is copied into its clip, which gives the pixels back.
+        """
         self._media_io = media_io
-        self._connector = connector
+        self._pixels = pixels
+        self._is_frame = is_frame
 
     def get_max_bytes(self) -> int | None:
         """Return the largest size of one, before it is decoded."""
@@ -237,13 +236,12 @@ class BoundedMediaIO:
         if not isinstance(self._media_io, ImageMediaIO):
             check_container(data)
         with _decoding_errors(RuntimeError, Image.DecompressionBombError):
-            pixels = pixels_of(self._media_io, data)
-            return self._count_and_load(pixels, lambda: self._media_io.load_bytes(data))
+            return self._holding(lambda: self._counted(data))
 
     def load_base64(self, media_type: str, data: str) -> Any:
         is_list = media_type.lower() == "video/jpeg"
         if is_list and isinstance(self._media_io, VideoMediaIO):
-            return self._media_io.load_base64(media_type, data)
+            return self._holding(lambda: self._media_io.load_base64(media_type, data))
         if (most := self.get_max_bytes()) is not None and len(data) > 2 * most:
             raise VLLMValidationError(f"The media is larger than {most} bytes.")
         return self.load_bytes(pybase64.b64decode(data, validate=True))
@@ -251,29 +249,31 @@ class BoundedMediaIO:
     def load_file(self, filepath: Path) -> Any:
         return self._media_io.load_file(filepath)
 
-    def _count_and_load(self, pixels: int, load: Callable[[], Any]) -> Any:
-        self._connector.take(pixels)
-        held = [pixels]
-        budget = self._connector.pixels_of_all
+    def _counted(self, data: bytes) -> Any:
+        pixels = pixels_of(self._media_io, data)
+        self._pixels.take(pixels)
+        loaded = self._media_io.load_bytes(data)
+        media = getattr(loaded, "media", None)
+        if isinstance(media, Image.Image) and (more := media.width * media.height - pixels) > 0:
+            # The header of a file need not tell the truth.
+            self._pixels.take(more)
+        return loaded
 
-        def give_back() -> None:
-            budget.give_back(sum(held))
-
+    def _holding(self, load: Callable[[], Any]) -> Any:
+        """Load a medium, and give its pixels back when nobody has it any more."""
+        if self._is_frame:
+            return load()
         try:
             loaded = load()
-            media = getattr(loaded, "media", None)
-            if isinstance(media, Image.Image) and (more := media.width * media.height - pixels) > 0:
-                # The header of a file need not tell the truth.
-                self._connector.take(more)
-                held.append(more)
         except BaseException:
-            give_back()
+            self._pixels.give_back()
             raise
+        media = getattr(loaded, "media", None)
         frames = media[0] if isinstance(media, tuple) else media
         if frames is None:
-            give_back()
+            self._pixels.give_back()
         else:
-            weakref.finalize(frames, give_back)
+            weakref.finalize(frames, self._pixels.give_back)
         return loaded
 
 
@@ -291,10 +291,6 @@ def pixels_of(media_io: Any, data: bytes) -> int:
             kept = media_io.num_frames
             return max(0, width * height * (min(frames, kept) if kept > 0 else frames))
     return 0
-
-
-def _pixels_a_request() -> int:
-    return FRAMES_OF_PIXELS * int(envs.VLLM_MAX_IMAGE_PIXELS)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from functools import partial
@@ -26,13 +25,12 @@ from vllm import envs
 from vllm.connections import HTTPConnection
 from yarl import URL
 
-MAX_CONCURRENT = 8
-"""Concurrent fetches for one request."""
+from holdfast.engine.media.budgets import Budget, budgets_of_request
+
 TIMES_THE_TIME_OUT = 3
-"""All media of one request must arrive within this many of vLLM's timeouts: 15 s for images."""
+"""Fetching all media of one request may take this many of vLLM's timeouts: 15 s for images."""
 RETRY_SECONDS = 1.0
 CHUNK_BYTES = 64 * 1024
-MIB = 1024 * 1024
 
 _CLOUD_NETWORKS = tuple(
     map(ipaddress.ip_network, ("168.63.129.16", "192.0.0.0/24", "64:ff9b:1::/48"))
@@ -56,7 +54,7 @@ class FetchError(ValueError):
 
 
 class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to us
-    """vLLM's HTTP client for the media of one request.
+    """vLLM's HTTP client for media, within the budgets of the request that is served.
 
     `is_listed` says that the operator has listed the hosts, so they may have any address;
     `follows_redirects` says that they may redirect.
@@ -67,22 +65,24 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
         self._names = names
         self._is_listed = is_listed
         self._follows_redirects = follows_redirects
-        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
-        self._deadline: float | None = None
-        self._bytes_left = max(envs.VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB, 1) * MIB
 
     def get_bytes(self, url: str, **options: Any) -> bytes:
         """As `async_get_bytes`, for a thread without an event loop."""
-        return asyncio.run(self.async_get_bytes(url, **options))
+        return asyncio.run(self._in_time(url, **options))
 
-    async def async_get_bytes(
+    async def async_get_bytes(self, url: str, **options: Any) -> bytes:
+        """Return the body at a URL, when the request has a slot; see `_in_time`."""
+        return await self._in_time(url, budgets_of_request().slots, **options)
+
+    async def _in_time(
         self,
         url: str,
+        slots: contextlib.AbstractAsyncContextManager[Any] | None = None,
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - vLLM's name
-        allow_redirects: bool = False,  # noqa: ARG002 - vLLM would follow them by default
         max_bytes: int | None = None,
         request_budget: Any = None,
+        **_allow_redirects: Any,  # vLLM would follow them by default
     ) -> bytes:
         """Return the body at a URL.
 
@@ -92,16 +92,20 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
             NotPublicError, FetchError, TimeoutError, aiohttp.ClientError, OSError: there is none.
         """
         seconds = timeout or envs.VLLM_IMAGE_FETCH_TIMEOUT
-        now = time.monotonic()
-        self._deadline = self._deadline or now + TIMES_THE_TIME_OUT * seconds
         charge = request_budget.charge if request_budget is not None else None
-        async with asyncio.timeout(self._deadline - now), self._slots:
-            for _ in range(max(envs.VLLM_MEDIA_FETCH_MAX_RETRIES, 1) - 1):
-                with contextlib.suppress(*_TRANSIENT):
-                    async with asyncio.timeout(seconds):
-                        return await self._fetched(url, max_bytes, charge)
-                await asyncio.sleep(RETRY_SECONDS)
-            return await self._fetched(url, max_bytes, charge)
+        with budgets_of_request().fetching(TIMES_THE_TIME_OUT * seconds) as left_seconds:
+            async with asyncio.timeout(left_seconds), slots or contextlib.nullcontext():
+                return await self._with_retries(url, seconds, max_bytes, charge)
+
+    async def _with_retries(
+        self, url: str, seconds: float, max_bytes: int | None, charge: Charge | None
+    ) -> bytes:
+        for _ in range(max(envs.VLLM_MEDIA_FETCH_MAX_RETRIES, 1) - 1):
+            with contextlib.suppress(*_TRANSIENT):
+                async with asyncio.timeout(seconds):
+                    return await self._fetched(url, max_bytes, charge)
+            await asyncio.sleep(RETRY_SECONDS)
+        return await self._fetched(url, max_bytes, charge)
 
     async def _fetched(self, url: str, max_bytes: int | None, charge: Charge | None) -> bytes:
         async with (
@@ -112,7 +116,7 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
                 raise aiohttp.ClientConnectionError(f"status {answer.status}")
             if answer.status != 200:
                 raise FetchError(f"status {answer.status}")
-            return await self._body(answer, max_bytes, charge)
+            return await _body(answer, max_bytes, charge, budgets_of_request().bytes)
 
     def _session(self, url: URL) -> aiohttp.ClientSession:
         host = url.host or ""
@@ -136,20 +140,20 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
             trust_env=is_proxied,
         )
 
-    async def _body(
-        self, answer: aiohttp.ClientResponse, max_bytes: int | None, charge: Charge | None
-    ) -> bytes:
-        chunks: list[bytes] = []
-        received = 0
-        async for chunk in answer.content.iter_chunked(CHUNK_BYTES):
-            received += len(chunk)
-            self._bytes_left -= len(chunk)
-            if self._bytes_left < 0 or received > (max_bytes or received):
-                raise FetchError("larger than one request may fetch")
-            if charge is not None:
-                charge(len(chunk))
-            chunks.append(chunk)
-        return b"".join(chunks)
+
+async def _body(
+    answer: aiohttp.ClientResponse, max_bytes: int | None, charge: Charge | None, budget: Budget
+) -> bytes:
+    chunks: list[bytes] = []
+    received = 0
+    async for chunk in answer.content.iter_chunked(CHUNK_BYTES):
+        received += len(chunk)
+        if not budget.try_take(len(chunk)) or received > (max_bytes or received):
+            raise FetchError("larger than one request may fetch")
+        if charge is not None:
+            charge(len(chunk))
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 class Resolver(AbstractResolver):
