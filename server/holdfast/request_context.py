@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast.errors import OverloadedError
@@ -106,6 +106,8 @@ class RequestContext:
     """When the first of those began to wait."""
     prompts: int = 1
     """How many prompts it brought; each of them gets all its parameters."""
+    prompt_logprobs: dict[str, int] = field(default_factory=dict)
+    """How many log-probs of prompts it wants, by the engine request of each prompt."""
     sequences: int = 0
     """How many of its sequences the engine has, or will get when it is their turn."""
     engine_is_done: Callable[[], None] = lambda: None

@@ -112,11 +112,13 @@ def test_entries_are_bounded_by_the_buffers_of_the_v2_runner() -> None:
         ({"extra_args": {"kv_transfer_params": {"x": "\ud800"}}}, "encoding"),
         ({"extra_args": {"x": 2**64}}, "encoding"),
         ({"stop": ["\ud800"]}, "encoding"),
+        ({"stop": ["x"] * 5}, "5 strings"),
         ({"stop": [LARGE], "n": 128}, "bytes"),
         ({"extra_args": {"x": LARGE}, "n": 128}, "bytes"),
         ({"structured_outputs": StructuredOutputsParams(regex=LARGE), "n": 128}, "bytes"),
         ({"repetition_detection": RepetitionDetectionParams(10**9, 2000, 2)}, "max_pattern_size"),
         ({"repetition_detection": RepetitionDetectionParams(1, 1, 10**6)}, "max_pattern_size"),
+        ({"repetition_detection": RepetitionDetectionParams(1000, 993, 3)}, "max_pattern_size"),
     ],
 )
 def test_parameters_beyond_a_bound_are_refused(given: dict[str, Any], name: str) -> None:
@@ -136,6 +138,8 @@ def test_parameters_beyond_a_bound_are_refused(given: dict[str, Any], name: str)
         {"stop": [LARGE]},
         {"extra_args": {"kv_transfer_params": {"remote_block_ids": list(range(10_000))}}},
         {"repetition_detection": RepetitionDetectionParams(20, 3, 4)},
+        {"repetition_detection": RepetitionDetectionParams(1000, 996, 3)},
+        {"stop": ["a", "b", "c", "d"]},
     ],
 )
 def test_parameters_within_the_bounds_are_taken(given: dict[str, Any]) -> None:
@@ -237,15 +241,25 @@ def test_a_length_has_a_power_that_a_float_holds(penalty: float) -> None:
 def test_log_probs_of_a_prompt_are_bounded(context: RequestContext) -> None:
     """The event loop makes an object of each, for each answer."""
     tokens = MAX_PROMPT_LOGPROBS // 21
-    check_prompt_logprobs(SamplingParams(prompt_logprobs=20), tokens, lambda: 10**5)
-    check_prompt_logprobs(SamplingParams(), MAX_PROMPT_LOGPROBS + 1, lambda: 10**5)
+    check_prompt_logprobs(SamplingParams(), "a", MAX_PROMPT_LOGPROBS + 1, lambda: 10**5)
+    check_prompt_logprobs(SamplingParams(prompt_logprobs=20), "a", tokens, lambda: 10**5)
     for asked, answers in ((21, 1), (-1, 1), (20, 2)):
         parameters = SamplingParams(prompt_logprobs=asked, n=answers)
+        context.prompt_logprobs.clear()
         with pytest.raises(VLLMValidationError, match="log-probs"):
-            check_prompt_logprobs(parameters, tokens, lambda: 10**5)
-    context.prompts = 2
+            check_prompt_logprobs(parameters, "a", tokens, lambda: 10**5)
+
+
+def test_the_log_probs_of_all_prompts_are_added_up(context: RequestContext) -> None:
+    """Long prompts and short ones; one that goes to another engine counts once."""
+    context.prompts = 64
+    parameters = SamplingParams(prompt_logprobs=20)
+    for number in range(63):
+        check_prompt_logprobs(parameters, f"a-{number}", 1, lambda: 10**5)
+    for _ in range(2):
+        check_prompt_logprobs(parameters, "a-63", MAX_PROMPT_LOGPROBS // 21 - 63, lambda: 10**5)
     with pytest.raises(VLLMValidationError, match="log-probs"):
-        check_prompt_logprobs(SamplingParams(prompt_logprobs=20), tokens, lambda: 10**5)
+        check_prompt_logprobs(parameters, "a-64", 1, lambda: 10**5)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +282,7 @@ def test_an_answer_with_log_probs_ends_before_it_stops_the_event_loop(
 
     for tokens in (1, 10**6):
         given = SamplingParams(n=answers, logprobs=asked, output_kind=kind, max_tokens=tokens)
-        limited = limit_answer_logprobs(given, vocabulary)
+        limited = limit_answer_logprobs(given, vocabulary, lambda: False)
         assert limited.max_tokens == (tokens if most is None else min(tokens, most))
         assert given.max_tokens == tokens
 
@@ -280,7 +294,19 @@ def test_chosen_log_probs_are_counted() -> None:
         output_kind=RequestOutputKind.FINAL_ONLY,
         max_tokens=10**6,
     )
-    assert limit_answer_logprobs(given, lambda: 0).max_tokens == MAX_ANSWER_LOGPROBS // 100
+    limited = limit_answer_logprobs(given, lambda: 0, lambda: False)
+    assert limited.max_tokens == MAX_ANSWER_LOGPROBS // 100
+
+
+def test_an_answer_that_a_client_wants_longer_is_refused() -> None:
+    """It would end before that without a word."""
+    given = SamplingParams(
+        n=2, logprobs=20, output_kind=RequestOutputKind.FINAL_ONLY, max_tokens=10**6
+    )
+    with pytest.raises(VLLMValidationError, match="smaller max_tokens"):
+        limit_answer_logprobs(given, lambda: 0, lambda: True)
+    given.max_tokens = MAX_ANSWER_LOGPROBS // 42
+    assert limit_answer_logprobs(given, lambda: 0, lambda: True) is given
 
 
 def test_the_copies_of_a_prompt_are_bounded() -> None:

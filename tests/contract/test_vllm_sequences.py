@@ -624,6 +624,35 @@ def test_images_and_embeddings_are_not_copied_for_many_answers(prompt: Any) -> N
     check_media_copies(2, MAX_MEDIA_COPIES_BYTES // 2)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "is_refused"), [(100_000, True), (2**20 - 3, False), (70_000, False)]
+)
+def test_a_longer_answer_with_log_probs_is_refused_where_a_client_asks_for_it(
+    tokens: int, *, is_refused: bool
+) -> None:
+    """And not where it is what the context leaves, a default, or was admitted before."""
+
+    async def scene(engine: Engine) -> None:
+        model = engine.llm.model_config
+        model.max_model_len = 2**20
+        model.get_diff_sampling_param = lambda: {"max_tokens": 70_000}
+        given = SamplingParams(
+            max_tokens=tokens, logprobs=19, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        prompt = {"type": "token", "prompt_token_ids": [1, 2, 3]}
+        assert engine.llm._is_length_given(given, prompt) == is_refused
+        if is_refused:
+            with pytest.raises(VLLMValidationError, match="smaller max_tokens"):
+                await engine.llm.add_request("a", prompt, given)
+        context = RequestContext()
+        REQUEST.set(context)
+        context.given_to(1)
+        context.given_to(2)
+        assert not engine.llm._is_length_given(given, prompt)
+
+    play(scene)
+
+
 @pytest.mark.parametrize("limit", ["max_num_queued_reqs", "max_num_queued_tokens"])
 @pytest.mark.parametrize("answers", [1, 2])
 def test_what_an_earlier_engine_had_is_admitted(limit: str, answers: int) -> None:

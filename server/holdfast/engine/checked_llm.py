@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -137,8 +137,9 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
             check_media_copies(sequences, media_bytes_of(prompt))
         if isinstance(prompt, Mapping) and (token_ids := prompt.get("prompt_token_ids")):
             check_prompt_copies(sequences, len(token_ids))
-            check_prompt_logprobs(params, len(token_ids), self._vocabulary)
-        params = limit_answer_logprobs(params, self._vocabulary)
+            check_prompt_logprobs(params, request_id, len(token_ids), self._vocabulary)
+        is_length_given = partial(self._is_length_given, params, prompt)
+        params = limit_answer_logprobs(params, self._vocabulary, is_length_given)
         if self.restoring is not None and isinstance(prompt, ContinuedPrompt):
             # After a death all go on at once, and each occupies the loop for as long as its answer
             # takes to read: others must have their turn in between.
@@ -199,6 +200,22 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
 
     def _vocabulary(self) -> int:
         return int(self.model_config.get_vocab_size())
+
+    def _is_length_given(self, params: Any, prompt: Any) -> bool:
+        """Whether a client chose `max_tokens`: else vLLM has filled in what fits, or a default.
+
+        If an earlier engine has had the request, it was admitted.
+        """
+        token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
+        if not token_ids or current_request().has_outlived_engine:
+            return False
+        room_tokens = self.model_config.max_model_len - len(token_ids)
+        return params.max_tokens not in (None, room_tokens, self._default_max_tokens)
+
+    @cached_property
+    def _default_max_tokens(self) -> int | None:
+        default: int | None = self.model_config.get_diff_sampling_param().get("max_tokens")
+        return default
 
     def _queued(self, send: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
         async def send_queued(request: Any) -> None:

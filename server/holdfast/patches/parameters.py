@@ -209,8 +209,10 @@ def check_media_copies(sequences: int, media_bytes: int) -> None:
         )
 
 
-def check_prompt_logprobs(params: Any, prompt_tokens: int, vocabulary: Callable[[], int]) -> None:
-    """Check how many log-probs a request wants of its prompt.
+def check_prompt_logprobs(
+    params: Any, request_id: str, prompt_tokens: int, vocabulary: Callable[[], int]
+) -> None:
+    """Check how many log-probs a request wants of its prompts; a repeated one counts once.
 
     Raises:
         VLLMValidationError: too many.
@@ -219,28 +221,42 @@ def check_prompt_logprobs(params: Any, prompt_tokens: int, vocabulary: Callable[
     if asked is None:
         return
     each = _log_probs_of_token(asked, vocabulary)
-    copies = _copies(params.n)
-    if prompt_tokens * each * copies > MAX_PROMPT_LOGPROBS:
+    wanted = current_request().prompt_logprobs
+    wanted[request_id] = prompt_tokens * each * params.n
+    if (total := sum(wanted.values())) > MAX_PROMPT_LOGPROBS:
         raise VLLMValidationError(
-            f"The request asks for {each} log-probs of each of {prompt_tokens} tokens of a prompt, "
-            f"in {copies} answers (prompts times n); at most {MAX_PROMPT_LOGPROBS} are allowed.",
+            f"The request asks for {each} log-probs of each token of its prompts, {total} in all "
+            f"its answers; at most {MAX_PROMPT_LOGPROBS} are allowed.",
             parameter="prompt_logprobs",
         )
 
 
-def limit_answer_logprobs(params: Any, vocabulary: Callable[[], int]) -> Any:
+def limit_answer_logprobs(
+    params: Any, vocabulary: Callable[[], int], is_length_given: Callable[[], bool]
+) -> Any:
     """Return the parameters with a `max_tokens` that bounds the log-probs of an answer.
 
     Only an answer that comes as a whole needs it: the event loop makes all of it in one turn. It
     ends with "length" then.
+
+    Raises:
+        VLLMValidationError: the client itself has asked for a longer answer.
     """
     asked = getattr(params, "num_logprobs", None)
     if asked is None or params.output_kind is not RequestOutputKind.FINAL_ONLY:
         return params
     each = _log_probs_of_token(asked, vocabulary)
-    most = max(1, MAX_ANSWER_LOGPROBS // (each * _copies(params.n)))
+    copies = _copies(params.n)
+    most = max(1, MAX_ANSWER_LOGPROBS // (each * copies))
     if params.max_tokens is not None and params.max_tokens <= most:
         return params
+    if is_length_given():
+        raise VLLMValidationError(
+            f"The request asks for {each} log-probs of each of {params.max_tokens} tokens, in "
+            f"{copies} answers (prompts times n); at most {MAX_ANSWER_LOGPROBS} are allowed. "
+            "Please ask for a stream, for fewer logprobs, or for smaller max_tokens.",
+            parameter="logprobs",
+        )
     limited = copy(params)
     limited.max_tokens, limited.min_tokens = most, min(params.min_tokens, most)
     return limited
@@ -263,6 +279,12 @@ def _check(params: Any) -> None:
             raise VLLMValidationError(
                 f"{name} has {count} entries; at most {MAX_ENTRIES} are allowed.", parameter=name
             )
+    if len(params.stop) > envs.VLLM_MAX_STOP_STRINGS:
+        raise VLLMValidationError(
+            f"stop has {len(params.stop)} strings; at most {envs.VLLM_MAX_STOP_STRINGS} are "
+            "allowed.",
+            parameter="stop",
+        )
     sequences = params.n if isinstance(params.n, int) else 1
     if isinstance(params.seed, int) and params.seed > _INT64_MAX - max(0, sequences - 1):
         raise VLLMValidationError(
@@ -276,10 +298,11 @@ def _check(params: Any) -> None:
 def _check_repetitions(wanted: Any) -> None:
     if wanted is None:
         return
-    comparisons = wanted.max_pattern_size**2 * wanted.min_count
+    unread = max(1, wanted.min_pattern_size) - 1
+    comparisons = (wanted.max_pattern_size**2 - unread**2) * wanted.min_count
     if wanted.max_pattern_size > 0 and comparisons > MAX_COMPARISONS:
         raise VLLMValidationError(
-            "The square of max_pattern_size times min_count is "
+            "The square of max_pattern_size, less that of min_pattern_size - 1, times min_count is "
             f"{comparisons}; at most {MAX_COMPARISONS} is allowed.",
             parameter="repetition_detection",
         )
