@@ -56,6 +56,11 @@ def openai_type_of(status: int) -> str:
     return "server_error" if status >= 500 else "invalid_request_error"
 
 
+def within_retry_bounds(seconds: float) -> int:
+    """Return the whole seconds that `Retry-After` may have, from 1 to 120, rounded up."""
+    return math.ceil(min(MAX_RETRY_AFTER_SECONDS, max(1.0, seconds)))
+
+
 def reason_of(error: OSError | ValueError) -> str:
     """Return what went wrong, without the number and the path that `str()` of an OSError has."""
     return getattr(error, "strerror", None) or str(error)
@@ -195,7 +200,7 @@ class NotReadyError(HoldfastError):
         self, cause: str, *, retry_after_seconds: int = RETRY_AFTER_SECONDS, remedy: str = ""
     ) -> None:
         super().__init__(cause, remedy=remedy)
-        self.retry_after_seconds = min(MAX_RETRY_AFTER_SECONDS, max(1, retry_after_seconds))
+        self.retry_after_seconds = within_retry_bounds(retry_after_seconds)
 
 
 class OverloadedError(HoldfastError):
@@ -208,7 +213,7 @@ class OverloadedError(HoldfastError):
 
     def __init__(self, cause: str, *, retry_after_seconds: int, remedy: str = "") -> None:
         super().__init__(cause, remedy=remedy)
-        self.retry_after_seconds = min(MAX_RETRY_AFTER_SECONDS, max(1, retry_after_seconds))
+        self.retry_after_seconds = within_retry_bounds(retry_after_seconds)
 
 
 class HostMemoryError(OverloadedError):

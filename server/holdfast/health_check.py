@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from holdfast.loopback import connectable
 from holdfast.settings import ListenSettings
 
 DEADLINE_SECONDS = 4
@@ -60,9 +61,7 @@ def _connected(settings: ListenSettings) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.connect(settings.uds)
     else:
-        own = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - read, not bound
-        host = own.get(settings.host, settings.host)
-        connection = socket.create_connection((host, settings.port))
+        connection = socket.create_connection((connectable(settings.host), settings.port))
     if not settings.is_tls:
         return connection
     # Not verified: the certificate names the public host, and the peer is in this container.

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import ipaddress
 import logging
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from holdfast.loopback import WILDCARDS, is_loopback
 from holdfast.settings import Settings, flags
 
 logger = logging.getLogger(__name__)
 
-EVERYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 MASK = "***"
 _SELF = Path("/proc/self")
 _ARG_START = 45
@@ -28,20 +27,13 @@ Word = tuple[int, bytes]
 def open_access(settings: Settings) -> tuple[str, str] | None:
     """Return why anyone on the network may use the server, and the remedy; None if nobody may."""
     listen = settings.listen
-    if not settings.is_open or listen.uds or _is_of_this_machine(listen.host):
+    if not settings.is_open or listen.uds or is_loopback(listen.host):
         return None
-    where = "every address of this machine" if listen.host in EVERYWHERE else listen.host
+    where = "every address of this machine" if listen.host in WILDCARDS else listen.host
     return (
         f"the server listens on {where} without an API key.",
         "add --api-key-file, or listen on --host 127.0.0.1 behind a proxy that checks keys.",
     )
-
-
-def _is_of_this_machine(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, or every address
-        return host == "localhost"
 
 
 def hide_keys(settings: Settings) -> None:

@@ -24,6 +24,7 @@ LAYERS = (
         "errors",
         "labels",
         "lifecycle.states",
+        "loopback",
         "races",
         "records",
         "request_context",

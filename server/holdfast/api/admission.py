@@ -17,7 +17,7 @@ from holdfast.api.queue import FairQueue, Ticket
 from holdfast.api.router import RENDERINGS, Work
 from holdfast.api.shares import ConnectionShares
 from holdfast.engine.sequence_queue import Capacity
-from holdfast.errors import MAX_RETRY_AFTER_SECONDS, RETRY_AFTER_SECONDS
+from holdfast.errors import RETRY_AFTER_SECONDS, within_retry_bounds
 from holdfast.labels import RefusalReason
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.lifecycle.supervisor import Supervisor
@@ -268,7 +268,7 @@ def retry_after_seconds(eta_seconds: float | None) -> int:
     """Return the seconds after which a retry makes sense, between 1 and 120."""
     if eta_seconds is None:
         return RETRY_AFTER_SECONDS
-    return math.ceil(min(MAX_RETRY_AFTER_SECONDS, max(1.0, eta_seconds)))
+    return within_retry_bounds(eta_seconds)
 
 
 class Durations:

@@ -21,6 +21,7 @@ from holdfast.errors import AddressInUseError, UsageError, reason_of
 from holdfast.listener.acceptor import Acceptor
 from holdfast.listener.connection_table import ConnectionSlot, ConnectionTable, OnRefused
 from holdfast.listener.http_connection import HttpConnection
+from holdfast.loopback import connectable
 from holdfast.settings import LimitSettings, ListenSettings
 from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.logs import strip_queries
@@ -268,8 +269,7 @@ def _scheme(settings: ListenSettings) -> str:
 
 def _reachable(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
-    if host in {"0.0.0.0", "::"}:  # noqa: S104 - read, not bound
-        host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104 - as above
+    host = connectable(host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

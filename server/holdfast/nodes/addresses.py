@@ -7,7 +7,6 @@ the first interface that is up (vLLM 0.32 `get_ip`, torch 2.13 `ProcessGroupGloo
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import socket
 from collections.abc import MutableMapping
@@ -17,6 +16,7 @@ from typing import Any
 import psutil
 
 from holdfast.errors import UsageError, reason_of
+from holdfast.loopback import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def own_address(name: str) -> str:
             remedy="give the address of this machine at which the other nodes reach it.",
         ) from None
     own = str(address[0])
-    if _is_loopback(own) and not (_is_loopback(name) or name == "localhost"):
+    if is_loopback(own) and not is_loopback(name):
         logger.warning(
             "--master-addr: %s is %s, which other machines cannot reach; give the address of this "
             "machine on the cable",
@@ -75,13 +75,6 @@ def own_address(name: str) -> str:
             own,
         )
     return own
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:  # a name
-        return False
 
 
 def address_towards(name: str) -> str:
