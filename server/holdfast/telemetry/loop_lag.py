@@ -48,7 +48,6 @@ class LoopLag:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._recent = LargestOf(WINDOW_SECONDS)
-        self._largest_seconds = 0.0
         self._marked_seconds: float | None = None
         self._due_seconds = math.inf
         self._quiet_until_seconds = 0.0
@@ -70,16 +69,9 @@ class LoopLag:
             return max(self._recent.seconds(now), self._overdue_seconds(now))
 
     def mark(self) -> None:
-        """End the start-up: from now on keep the largest delay, and warn of a long one."""
+        """End the start-up: from now on, warn of a long delay."""
         with self._lock:
             self._marked_seconds = time.monotonic()
-            self._largest_seconds = 0.0
-
-    def largest_since_mark_seconds(self) -> float:
-        """Return the largest delay since the last `mark`, or 0 before the first one."""
-        with self._lock:
-            now = time.monotonic()
-            return max(self._largest_seconds, self._since_mark_seconds(now))
 
     async def _measure(self) -> None:
         """Sleep, and record how much longer it took, until cancelled."""
@@ -99,7 +91,6 @@ class LoopLag:
             now = time.monotonic()
             self._recent.add(self._overdue_seconds(now), now)
             lag = self._since_mark_seconds(now)
-            self._largest_seconds = max(self._largest_seconds, lag)
             is_warned = lag > BLOCKED_SECONDS and now >= self._quiet_until_seconds
             if is_warned:
                 self._quiet_until_seconds = now + WARNING_INTERVAL_SECONDS
