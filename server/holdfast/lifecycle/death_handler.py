@@ -45,7 +45,7 @@ _FROM_NEIGHBOURS: dict[DeathCause, str] = {
     "node_lost": "other nodes were lost too often",
 }
 """Causes that a new process of ours would meet too, as they are told once the budget is spent."""
-_OF_NO_REQUEST: frozenset[DeathCause] = frozenset({"start_failure", "node_lost"})
+_WITHOUT_REQUESTS: frozenset[DeathCause] = frozenset({"start_failure", "node_lost"})
 
 
 class DeathHandler:
@@ -231,7 +231,7 @@ class _CountedDeath:
     @property
     def may_be_explained(self) -> bool:
         """Whether a request may have been in the engine, and none explains it yet."""
-        return not self.is_explained and self.cause not in _OF_NO_REQUEST
+        return not self.is_explained and self.cause not in _WITHOUT_REQUESTS
 
     @property
     def spends_budget(self) -> bool:
