@@ -116,36 +116,12 @@ class Application:
             count_keys=lambda: self._keys.api.count,
             until_out_of_memory=self._memory.until_out_of_memory,
         )
-        self._supervisor = Supervisor(
-            settings.probe,
-            settings.supervision,
-            self,
-            learning=Learning(settings.workspace, learned),
-            forecast=Forecast(learned, settings.arguments_without_address),
-            engine_deaths=self._counters.engine_deaths,
-            recycles=self._counters.recycles,
-            progress=self._page.progress,
-            baseline=baseline,
-            memory=self._memory,
-        )
-        self._admission = Admission(
-            self._supervisor,
-            probe_token=self._probe_token,
-            refusals=self._counters.refusals,
-            hold_timeout_seconds=settings.supervision.hold_timeout_seconds,
-            overload=settings.overload,
-            capacity=PresentCapacity(lambda: self._supervisor.facts),
-            count_keys=lambda: self._keys.api.count,
-            suspended_seconds=self._engine.suspended_seconds,
-            max_connections=connection_limit(settings.limits.max_connections),
-        )
+        self._supervisor = self._new_supervisor(learned)
+        self._admission = self._new_admission()
         self._load = LoadView(self._admission, self._engine.request_load)
         self._engine_app = LateApp()
-        self._identity = (
-            tls.own_identity(directory)
-            if settings.listen.is_tls and settings.listen.ssl_cert_reqs
-            else None
-        )
+        needs_certificate = settings.listen.is_tls and settings.listen.ssl_cert_reqs
+        self._identity = tls.own_identity(directory) if needs_certificate else None
         self._server: uvicorn.Server | None = None
 
     async def run(self, is_asked_to_stop: Callable[[], bool] = lambda: False) -> None:
@@ -239,6 +215,33 @@ class Application:
         self._loop_lag.mark()
 
     # Construction
+
+    def _new_supervisor(self, learned: Path | None) -> Supervisor:
+        return Supervisor(
+            self._settings.probe,
+            self._settings.supervision,
+            self,
+            learning=Learning(self._settings.workspace, learned),
+            forecast=Forecast(learned, self._settings.arguments_without_address),
+            engine_deaths=self._counters.engine_deaths,
+            recycles=self._counters.recycles,
+            progress=self._page.progress,
+            baseline=self._baseline,
+            memory=self._memory,
+        )
+
+    def _new_admission(self) -> Admission:
+        return Admission(
+            self._supervisor,
+            probe_token=self._probe_token,
+            refusals=self._counters.refusals,
+            hold_timeout_seconds=self._settings.supervision.hold_timeout_seconds,
+            overload=self._settings.overload,
+            capacity=PresentCapacity(lambda: self._supervisor.facts),
+            count_keys=lambda: self._keys.api.count,
+            suspended_seconds=self._engine.suspended_seconds,
+            max_connections=connection_limit(self._settings.limits.max_connections),
+        )
 
     def _openapi(self, document: openapi.Document) -> openapi.Document:
         listen = self._settings.listen
