@@ -1,17 +1,18 @@
 """Holdfast: an OpenAI-compatible server around vLLM whose green light is true.
 
 The packages, what each answers, and the process that it runs in. "both" means the front end and
-vLLM's processes for `patches`, and otherwise the front end and a follower:
+vLLM's processes for `patches`, and otherwise the front end and a follower, which runs only parts of
+the package:
 
     cli, serve    from argv to a running server; `application` makes every object        front end
     follow        from argv to a running follower of a server on another node            follower
     settings/     everything that can be set                                             all
-    listener/     what may a client send before its request is complete?                 front end
-    api/          which requests are admitted, and how are they answered?                front end
+    listener/     what may a client send before its request is complete?                 both
+    api/          which requests are admitted, and how are they answered?                both
     status_page/  what does a server show of itself? the page, its stream and history    front end
     lifecycle/    is it up? states, supervisor, restarts                                 front end
     probe/        is the worst case served?                                              front end
-    engine/       one vLLM engine, as the front end sees it                              front end
+    engine/       one vLLM engine, as the front end sees it; the ranks of a follower     both
     processes/    the engine's processes, from outside                                   both
     host_memory/  how much memory has the host left? ends the engine before it freezes   both
     nodes/        how do several nodes run one engine? protocol of head and follower     both
@@ -21,7 +22,7 @@ vLLM's processes for `patches`, and otherwise the front end and a follower:
     planning/     `holdfast plan`: what would be reserved, and why                       command
     doctor/       `holdfast doctor`: what would go wrong here                            command
     verify/       `holdfast verify`: is what a server answers right?                     command
-    top/          `holdfast top`: the status page in a terminal                          command
+    top/          `holdfast top`: the screen of `status_page` in a terminal              command
     telemetry/    what does the server say? metrics, logs, progress                      both
     demo/         the embedded model                                                     engine
 

@@ -1,8 +1,9 @@
 """Everything that can be set: parsed once, frozen, grouped by owner.
 
 Runs in the front end, in followers and in the commands, since each reads its own command line.
-`groups`, `limits` and `supervision` declare our flags, `flag` defines what a flag is and parses its
-value, `node_flags` reads vLLM's flags of several nodes, and `yaml_files` reads the files that flags
+`groups`, `limits`, `supervision` and `page` declare our flags, `flag` defines what a flag is and
+parses its value, and `recycling` parses that of `--recycle-after`. `listen_flags` reads vLLM's
+flags of the listener, `node_flags` those of several nodes, and `yaml_files` the files that flags
 name. Sizes are bytes, times are seconds.
 """
 

@@ -1,4 +1,4 @@
-"""Our settings except those of `limits` and `supervision`, frozen, grouped by owner.
+"""Our settings except those of `limits`, `supervision` and `page`, frozen, grouped by owner.
 
 A setting is declared in one place: the field of its dataclass carries the flag, its parser, its
 default and its meaning, and all other code reads it from there.

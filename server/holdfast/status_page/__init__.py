@@ -1,6 +1,6 @@
 """What does a server show of itself? The status page, its stream and what happened lately.
 
-Runs in the front end.
+Runs in the front end; `screen`, `cells` and `patch` also run in `holdfast top`.
 
 timeline, curves   what happened in the last 24 hours, and the numbers of the last hour
 history            records both, with and without viewers
