@@ -170,6 +170,14 @@ def test_keda_asks_for_what_waits() -> None:
     assert trigger["metadata"]["threshold"] == str(values["autoscaling"]["waitingPerReplica"])
 
 
+def test_the_pod_of_kserve_may_write_its_state() -> None:
+    """Its claim gets the group of the image's user, as the volumes of the chart do."""
+    of_chart = yaml.safe_load((CHART / "values.yaml").read_text())["podSecurityContext"]
+    ours = pod_of_kserve()["spec"]["securityContext"]
+    assert ours["fsGroup"] == of_chart["runAsUser"]
+    assert ours.items() <= of_chart.items()
+
+
 @pytest.mark.tools
 def test_kubernetes_accepts_the_pod_of_kserve(answer: Answer) -> None:
     """No unknown field and no wrong type in the template."""
