@@ -314,6 +314,7 @@ MANAGED = {
     "--nnodes=2": "nodes.count",
     "-n": "nodes.count",
     "--node-key-file=/x": "nodes.existingSecret",
+    "--node-ssl-certfile=/x": "followers get no --ssl-ca-certs",
     "--ssl-certfile=/x": "tls.existingSecret",
     "--ssl-cert-reqs=2": "networkPolicy",
     "--api-key": "keys.apiKey",
@@ -321,6 +322,7 @@ MANAGED = {
     "VLLM_API_KEY": "keys.apiKey",
     "HOLDFAST_ADMIN_API_KEY": "keys.adminApiKey",
     "HOLDFAST_METRICS_AUTH": "keys.metricsAuth",
+    "HOLDFAST_NODE_SSL_KEYFILE": "followers get no --ssl-ca-certs",
     "HOLDFAST_LOG_FORMAT": "--log-format",
 }
 

@@ -221,6 +221,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 --node-key-file: nodes.existingSecret
 --node-port: nodes.count
 --node-rank: nodes.count
+--node-ssl-certfile: the encryption of the cluster's network, since followers get no --ssl-ca-certs
+--node-ssl-keyfile: the encryption of the cluster's network, since followers get no --ssl-ca-certs
 --port: service.port
 --ssl-ca-certs: networkPolicy, since probes show no certificate
 --ssl-cert-reqs: networkPolicy, since probes show no certificate
