@@ -282,6 +282,5 @@ RECORDS: Mapping[str, Callable[[Seen], Values]] = {
     "instance:holdfast_engine_deaths:increase30m": _total("holdfast_engine_deaths_total"),
     "instance:holdfast_requests_lost:increase30m": _total("holdfast_requests_lost_total"),
     "instance:vllm_num_requests_running:sum": _total("vllm:num_requests_running"),
-    "instance:vllm_num_requests_waiting:sum": _total("vllm:num_requests_waiting"),
 }
 """What each recording rule comes to, except quantiles, which have a window of their own."""
