@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from collections import defaultdict
@@ -22,6 +23,7 @@ REFUSED_PAUSE_SECONDS = 30
 """One that is refused again and again must not fill a log."""
 PROGRAM = "/opt/holdfast/bin/holdfast"
 PAGE = ROOT / "docs" / "several-nodes.md"
+DEPLOYING = ROOT / "docs" / "deploying.md"
 CREDENTIAL = "%d/node-key"
 GPU_HIDING = {"PrivateDevices", "ProtectClock", "MemoryDenyWriteExecute", "ProcSubset"}
 
@@ -30,9 +32,14 @@ Settings = dict[str, list[str]]
 
 
 def settings(name: str) -> Settings:
+    """Every setting of a shipped unit, by its key."""
+    return settings_in((UNITS / name).read_text())
+
+
+def settings_in(unit: str) -> Settings:
     """Every setting of a unit, by its key."""
     found: Settings = defaultdict(list)
-    for line in (UNITS / name).read_text().splitlines():
+    for line in unit.splitlines():
         if line and not line.startswith(("#", "[")):
             key, _, value = line.partition("=")
             found[key].append(value)
@@ -59,14 +66,41 @@ def command(name: str) -> list[str]:
     return words
 
 
+def unit_for_one_machine() -> str:
+    """The unit that the guide makes of that of a head."""
+    text = DEPLOYING.read_text().replace("\\\n", " ")
+    (line,) = re.findall(r"^\$ (sed .*?) \|\s+sudo tee", text, re.MULTILINE)
+    return subprocess.run(
+        shlex.split(line), capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
+    ).stdout
+
+
+def unit_of_compose() -> str:
+    """The unit that starts Compose at boot."""
+    (unit,) = re.findall(r"^```ini\n(.*?)^```$", DEPLOYING.read_text(), re.MULTILINE | re.DOTALL)
+    return str(unit)
+
+
 @every_unit
 def test_systemd_accepts_the_unit(name: str, tmp_path: Path) -> None:
     """It finds no unknown setting and no wrong value."""
+    accept(name, (UNITS / name).read_text(), tmp_path)
+
+
+def test_systemd_accepts_the_units_of_the_guide(tmp_path: Path) -> None:
+    """Those for one machine, with Compose and without."""
+    accept("holdfast.service", unit_for_one_machine(), tmp_path)
+    # Docker is not installed here.
+    compose = re.sub(r"^(Requires|After)=.*\n", "", unit_of_compose(), flags=re.MULTILINE)
+    accept("holdfast-compose.service", compose.replace("/usr/bin/docker", "/bin/true"), tmp_path)
+
+
+def accept(name: str, text: str, directory: Path) -> None:
+    """Have systemd read a unit, whose program is not installed here."""
     if (analyze := shutil.which("systemd-analyze")) is None:
         pytest.skip("no systemd-analyze here")
-    unit = tmp_path / name
-    # The program of the unit is not installed here.
-    unit.write_text((UNITS / name).read_text().replace(PROGRAM, "/bin/true"))
+    unit = directory / name
+    unit.write_text(text.replace(PROGRAM, "/bin/true"))
     done = subprocess.run(
         [analyze, "verify", "--man=no", str(unit)],
         capture_output=True,
@@ -95,6 +129,28 @@ def test_the_follower_follows_that_head() -> None:
     _, _, *of_head = command("holdfast-head.service")
     assert parsed.head_host == cli.parse_serve(of_head, {}).master_address
     assert parsed.key_file == Path(CREDENTIAL)
+
+
+def test_the_unit_for_one_machine_needs_no_key() -> None:
+    """It serves with the flags of the guide, and is otherwise that of a head."""
+    unit = settings_in(unit_for_one_machine())
+    assert unit["ExecStart"] == [f"{PROGRAM} serve $FLAGS"]
+    ((flags, file),) = re.findall(r"echo 'FLAGS=(.*)' \| sudo tee (\S+)", DEPLOYING.read_text())
+    assert unit["EnvironmentFile"] == [file]
+    assert cli.parse_serve(flags.split(), {}).node_count == 1
+    changed = {"Description", "LoadCredential", "ExecStart"}
+    head = settings("holdfast-head.service")
+    assert {key for key in {*head, *unit} if head.get(key) != unit.get(key)} == changed
+
+
+def test_the_unit_of_compose_starts_the_files_of_the_guide() -> None:
+    """From the directory that the guide names, with a model."""
+    unit = settings_in(unit_of_compose())
+    (start,) = unit["ExecStart"]
+    files = re.findall(r"-f (\S+)", start)
+    assert files
+    assert all((ROOT / file).is_file() for file in files)
+    assert unit["Environment"][0].startswith("MODEL=")
 
 
 @every_unit
