@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ from holdfast.labels import (
 )
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
 from holdfast.nodes.command_line import follow_parser, read_follow
+from holdfast.planning import DEVICE_NAMES
 from holdfast.records import FollowerStatus
 from holdfast.settings import flags
 from holdfast.settings.recycling import recycle_limits
@@ -178,6 +180,12 @@ def test_the_commands_are_those_of_the_help(capsys: pytest.CaptureFixture[str]) 
     known = re.findall(r"^    ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)
     named = [row[0].split()[1].strip("`") for row in table(REFERENCE, "## Commands")]
     assert list(dict.fromkeys(named)) == known
+
+
+def test_the_devices_of_a_plan_are_named() -> None:
+    """The row of `holdfast plan` has every value of `--device`, in the order of the code."""
+    (row,) = (row for row in table(REFERENCE, "## Commands") if row[0].startswith("`holdfast plan"))
+    assert tuple(name for name in INLINE.findall(row[1]) if name in DEVICE_NAMES) == DEVICE_NAMES
 
 
 def test_the_files_are_those_of_the_code() -> None:
@@ -425,11 +433,13 @@ def test_every_flag_of_ours_that_is_named_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_every_variable_and_metric_that_is_named_exists(page: Path) -> None:
-    """`HOLDFAST_...` is the variable of a flag, `holdfast_...` a metric with labels that it has."""
+    """`HOLDFAST_...` is a flag's variable, `holdfast_...` a plugin or a metric with its labels."""
     variables = set(re.findall(r"\bHOLDFAST_[A-Z_]+\b", page.read_text()))
     assert variables <= {IMAGE_VARIABLE, *(flag.variable for flag in flags())}
     labels_of = {one.full_name: one.labels for one in (*METRICS, *FOLLOWER_METRICS)}
     labels_of |= {one.name: () for one in ROUTING_SERIES}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    labels_of |= dict.fromkeys(project["entry-points"]["vllm.general_plugins"], ())
     for code in INLINE.findall(page.read_text()):
         for name, label in re.findall(r"\b(holdfast_\w+)(?:\{(\w+)=)?", code):
             assert name in labels_of
