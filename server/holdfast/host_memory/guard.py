@@ -61,6 +61,8 @@ class Reading:
     """What one look at the host's memory found."""
 
     level: Level
+    found_level: Level
+    """What this look alone calls for; `level` is left later than it is entered."""
     available_bytes: int
     """What is left below the limit that leaves the least."""
     total_bytes: int
@@ -118,7 +120,7 @@ class Judge:
         mark_bytes = marks_of(deepest, self._marks)[self._level - 1] if self._level else 0
         least = min(bounds, key=lambda bound: bound.available_bytes)
         return Reading(
-            self._level, least.available_bytes, least.total_bytes, mark_bytes, pressure_ratio
+            self._level, found, least.available_bytes, least.total_bytes, mark_bytes, pressure_ratio
         )
 
     def _deeper(self, level: Level, bound: Bound) -> Level:
@@ -236,7 +238,7 @@ class MemoryGuard:
                 tell(replace(found or before, level=Level.AMPLE))
             return
         with self._lock:
-            must_end = self._must_end(found.level)
+            must_end = self._must_end(found.found_level)
             try:
                 # Report first, so that the reason is known when the processes are seen to end.
                 tell(replace(found, has_ended_engine=must_end))
@@ -245,8 +247,8 @@ class MemoryGuard:
                 if must_end:
                     self._kill()
 
-    def _must_end(self, level: Level) -> bool:
-        if level is not Level.END or self._victims is None:
+    def _must_end(self, found_level: Level) -> bool:
+        if found_level is not Level.END or self._victims is None:
             self._readings_at_end = 0
             return False
         self._readings_at_end += 1

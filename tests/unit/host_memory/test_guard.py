@@ -224,6 +224,27 @@ def test_the_engine_is_ended_at_the_last_mark(host: FakeHost) -> None:
     assert sum(reading.has_ended_engine for reading in heard.readings) == 1
 
 
+def test_single_readings_below_the_last_mark_do_not_end_the_engine(host: FakeHost) -> None:
+    """The level stays at the last one in between, but the memory is back above the mark."""
+    readings = list[Reading]()
+
+    def tell(reading: Reading) -> None:
+        readings.append(reading)
+        host.leave(GIB + MIB if reading.available_bytes < GIB else GIB // 2)
+
+    guard = MemoryGuard(MARKS, root=host.root, interval_seconds=0.01)
+    with sleeping() as process, guard.running(tell), guard.protecting_from([process.pid]):
+        host.leave(GIB // 2)
+        wait_until(
+            lambda: len(readings) >= 10,
+            deadline_seconds=DEADLINE_SECONDS,
+            what=lambda: f"{readings}",
+        )
+        assert {reading.level for reading in readings} == {Level.END}
+        assert not any(reading.has_ended_engine for reading in readings)
+        assert process.poll() is None
+
+
 @pytest.mark.parametrize("error", [MemoryError, ValueError])
 def test_the_engine_is_ended_although_nobody_can_be_told(
     host: FakeHost, caplog: pytest.LogCaptureFixture, error: type[Exception]
