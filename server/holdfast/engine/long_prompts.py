@@ -21,7 +21,6 @@ CONTEXT_SHARE = 8
 RECENT_SECONDS = 10.0
 """A prompt that was given up this recently may still be why the memory runs out: allocators keep
 what they took."""
-_NONE_GIVEN_UP = (-math.inf, 0)
 
 
 def long_prompt_tokens(facts: EngineFacts) -> int:
@@ -46,7 +45,8 @@ class LongPrompts:
         self._clock = clock
         self.are_held = False
         """Whether long prompts have to wait."""
-        self._longest_given_up = _NONE_GIVEN_UP
+        self._given_up: list[tuple[float, int]] = []
+        """When prompts that had yielded nothing were given up in the engine, and their lengths."""
         self._prefilling: Callable[[], Iterable[str]] = tuple
         self._long_tokens: float = math.inf
         self.on_held: Callable[[], None] = lambda: None
@@ -67,7 +67,7 @@ class LongPrompts:
         Those that did wait for the next engine, and get their capacity back when it starts.
         """
         self._prefilling, self.are_held = tuple, False
-        self._longest_given_up = _NONE_GIVEN_UP
+        self._given_up = []
         for request in self._waiting():
             request.held_since_seconds = None
 
@@ -142,10 +142,9 @@ class LongPrompts:
         but not a stream that goes on: an engine has served its size, and it is read again after
         each death, so that it would always be there.
         """
-        at_seconds, tokens = self._longest_given_up
-        is_recent = self._clock() - at_seconds <= RECENT_SECONDS
         fresh = (one for one in self._running() if not one.has_yielded)
-        return max(chain(map(self._tokens, fresh), [tokens * is_recent]))
+        given_up = (tokens for _, tokens in self._recently_given_up())
+        return max(chain(map(self._tokens, fresh), given_up), default=0)
 
     def probe_tokens(self) -> int:
         """Return the length of the longest prompt of the probe that the engine is processing."""
@@ -161,9 +160,14 @@ class LongPrompts:
             wake(request)
             return
         if not request.has_yielded:
-            self._longest_given_up = (self._clock(), self._tokens(request))
+            given_up = (self._clock(), self._tokens(request))
+            self._given_up = [*self._recently_given_up(), given_up]
         request.is_abort_expected = True
         await self._abort(request)
+
+    def _recently_given_up(self) -> list[tuple[float, int]]:
+        since_seconds = self._clock() - RECENT_SECONDS
+        return [one for one in self._given_up if one[0] >= since_seconds]
 
     def _waiting(self) -> list[EngineRequest]:
         return [

@@ -322,6 +322,28 @@ def test_a_prompt_stays_suspect_for_a_while_after_it_was_given_up() -> None:
     run_scene(scene)
 
 
+def test_the_longest_prompt_of_those_that_were_given_up_stays_suspect() -> None:
+    """The longest goes first, and a shorter one after it did not take the memory."""
+    clock = FakeClock()
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.requests = ReplayManager(PlainOutputs(), clock=clock)
+        llm, prompts = start(harness), harness.requests.long_prompts
+        calls = [harness.call(name, tokens=LONG + more) for name, more in (("a", 9), ("b", 0))]
+        await llm.until_received(2)
+        await prompts.give_up_longest()
+        clock.now_seconds += RECENT_SECONDS - 1
+        await prompts.give_up_longest()
+        for call in calls:
+            with answered(HostMemoryError):
+                await call
+        assert prompts.suspect_tokens() == LONG + 9
+        clock.now_seconds += 2
+        assert prompts.suspect_tokens() == LONG
+
+    run_scene(scene)
+
+
 def test_a_stream_that_goes_on_is_no_suspect_size() -> None:
     """It is read again after each death, whatever took the memory, and its size was served."""
 
