@@ -160,8 +160,8 @@ _LIFE = Row(
         ),
         Panel(
             "Memory of the host",
-            "Memory left to the host, or to the container if its limit leaves less. Where the GPU "
-            "shares it, a host without any freezes.",
+            "Memory left to the host, or to the container if its limit is the tighter one. Where "
+            "the GPU shares it, a host without any freezes.",
             (Query(f"holdfast_host_memory_available_bytes{{{SERVER}}}"),),
             "bytes",
         ),

@@ -206,7 +206,7 @@ class HostMemory:
     """What is left of the host's memory."""
 
     available_bytes: int
-    """Below the limit that leaves the least: the host's own, or that of a cgroup."""
+    """Below the tighter limit, the host's own or that of a cgroup: see `guard.Reading`."""
     total_bytes: int
     """What that limit allows in all."""
     pressure_ratio: float | None

@@ -64,11 +64,11 @@ class Reading:
     found_level: Level
     """What this look alone calls for; `level` is left later than it is entered."""
     available_bytes: int
-    """What is left below the limit that leaves the least."""
+    """What is left below the limit that calls for the level, or else the one that leaves least."""
     total_bytes: int
     """What that limit allows in all."""
     mark_bytes: int
-    """The mark of that limit that was passed; 0 if none was."""
+    """The mark of that limit at which the level begins; 0 if none was passed."""
     pressure_ratio: float | None = None
     """See `MemoryReader.pressure_ratio`."""
     has_ended_engine: bool = False
@@ -110,18 +110,23 @@ class Judge:
         """Return the level that the worst limit calls for; None if nothing is known."""
         if not bounds:
             return None
-        deepest = max(bounds, key=lambda bound: (self._depth(bound), -bound.available_bytes))
+        deepest = self._worst(bounds)
         found = Level(self._depth(deepest))
         if found and pressure_ratio is not None and pressure_ratio >= HIGH_PRESSURE:
             found = self._deeper(found, deepest)
-        staying = max(self._depth(bound, RETURN_FACTOR) for bound in bounds)
         # A level is entered at its mark and left above it, or the line would open and close.
-        self._level = max(found, Level(min(self._level, staying)))
-        mark_bytes = marks_of(deepest, self._marks)[self._level - 1] if self._level else 0
-        least = min(bounds, key=lambda bound: bound.available_bytes)
+        last = self._worst(bounds, RETURN_FACTOR)
+        staying = Level(min(self._level, self._depth(last, RETURN_FACTOR)))
+        self._level = max(found, staying)
+        told = deepest if found >= staying else last
+        mark_bytes = marks_of(told, self._marks)[self._level - 1] if self._level else 0
         return Reading(
-            self._level, found, least.available_bytes, least.total_bytes, mark_bytes, pressure_ratio
+            self._level, found, told.available_bytes, told.total_bytes, mark_bytes, pressure_ratio
         )
+
+    def _worst(self, bounds: Sequence[Bound], factor: float = 1.0) -> Bound:
+        """Return the bound with the deepest level; of several, the one that leaves the least."""
+        return max(bounds, key=lambda bound: (self._depth(bound, factor), -bound.available_bytes))
 
     def _deeper(self, level: Level, bound: Bound) -> Level:
         """Return the next level, or the same if there is none or its mark is 0."""

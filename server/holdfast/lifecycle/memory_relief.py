@@ -28,7 +28,7 @@ _SAID = {
     Level.AMPLE: "the host has enough memory again",
     Level.HOLD: "the host is short of memory, so long prompts wait",
     Level.GIVE_UP: "the host is short of memory, so long prompts are given up",
-    Level.END: "the host is out of memory, so the engine is replaced",
+    Level.END: "the host is out of memory, so the engine is replaced if that lasts",
 }
 SETTLE_SECONDS = 1.0
 """The least time between two prompts that are given up: what the first one frees shows in it."""

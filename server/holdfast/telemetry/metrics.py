@@ -231,7 +231,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "host_memory_available_bytes",
         "gauge",
-        "Memory left to the host, or to the container if its limit leaves less.",
+        "Memory left to the host, or to the container if its limit is the tighter one.",
     ),
     Metric(
         "host_memory_pressure_ratio",

@@ -147,6 +147,20 @@ def test_the_limit_that_leaves_the_least_decides() -> None:
         assert (found.available_bytes, found.total_bytes) == (GIB, 128 * GIB)
 
 
+@pytest.mark.parametrize("host_bytes", [(3 * GIB,), (3 * GIB, LARGEST_MARKS[0] + MIB)])
+def test_a_reading_is_of_the_limit_that_calls_for_the_level(host_bytes: tuple[int, ...]) -> None:
+    """Also while that is left, although a small container leaves less and has more than it needs.
+
+    The log would otherwise name the mark of one limit and what is left below another.
+    """
+    judge, container = Judge(None), Bound(4 * GIB, 2 * GIB)
+    readings = [judge.judge([Bound(128 * GIB, left), container], None) for left in host_bytes]
+    found = readings[-1]
+    assert found is not None
+    assert (found.level, found.mark_bytes) == (Level.HOLD, LARGEST_MARKS[0])
+    assert (found.available_bytes, found.total_bytes) == (host_bytes[-1], 128 * GIB)
+
+
 def test_a_machine_that_says_nothing_is_not_judged() -> None:
     """Nothing is known, so nothing is done."""
     assert Judge(MARKS).judge([], 1.0) is None
