@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,6 +44,7 @@ class EngineUse:
     """What a proven engine has done since READY, and what it holds, at one moment."""
 
     age_seconds: float = 0.0
+    """How long the server has been READY with it."""
     requests: int = 0
     host_memory_bytes: int | None = None
     """None if it was not measured."""
@@ -79,18 +80,20 @@ class Recycler:
         supervision: SupervisionSettings,
         state_machine: StateMachine,
         recycles: Recycles,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._requests = requests
         self._operations = operations
         self._state_machine = state_machine
         self._recycles = recycles
+        self._clock = clock
         early_share = random.uniform(0.0, MAX_EARLY_SHARE)  # noqa: S311 - nothing to guess
         self._limits = supervision.recycle_after.brought_forward(early_share)
         self._within_seconds = supervision.recycle_within_seconds
-        self._began_seconds = self._looked_seconds = self._busy_seconds = time.monotonic()
+        self._looked_seconds = self._busy_seconds = clock()
         self._given_before = self._given = requests.given
-        self._waited_seconds = 0.0
+        self._age_seconds = self._waited_seconds = 0.0
         self._reason: RecycleReason | None = None
         """The limit that was reached first; it stays so even if the memory falls again."""
         self._why = ""
@@ -135,22 +138,25 @@ class Recycler:
             self._limits = replace(self._limits, host_memory_bytes=None)
 
     async def _measure(self) -> None:
-        now_seconds = time.monotonic()
+        now_seconds = self._clock()
         if self._limits.host_memory_bytes is not None and now_seconds >= self._measure_at_seconds:
             self._measure_at_seconds = now_seconds + MEASURE_SECONDS
             self._host_memory_bytes = await asyncio.to_thread(self._engine.host_memory_bytes)
 
     def _look(self) -> EngineUse:
         """Return the use of the engine now, and note what counts from this look on."""
-        now_seconds, given = time.monotonic(), self._requests.given
+        now_seconds, given = self._clock(), self._requests.given
+        passed_seconds = now_seconds - self._looked_seconds
         has_work = bool(self._requests.in_engine or self._requests.held or given != self._given)
         if has_work or not self._is_ready:
             self._busy_seconds = now_seconds
+        if self._is_ready:
+            self._age_seconds += passed_seconds
         if self._reason is not None and self._is_ready:
-            self._waited_seconds += now_seconds - self._looked_seconds
+            self._waited_seconds += passed_seconds
         self._looked_seconds, self._given = now_seconds, given
         return EngineUse(
-            age_seconds=now_seconds - self._began_seconds,
+            age_seconds=self._age_seconds,
             requests=given - self._given_before,
             host_memory_bytes=self._host_memory_bytes,
             idle_seconds=now_seconds - self._busy_seconds,

@@ -22,11 +22,11 @@ class RecycleLimits:
     """What an engine may reach until it is replaced as planned; None where nothing limits it."""
 
     age_seconds: float | None = None
-    """Counted from READY."""
+    """Time in READY."""
     host_memory_bytes: int | None = None
     """Of all its processes on this machine, as `processes.memory` measures it."""
     requests: int | None = None
-    """Counted from READY; each prompt of a client's request is one."""
+    """Counted from READY; each prompt of a client's request is one, in the first engine that gets it."""
 
     @property
     def are_set(self) -> bool:

@@ -5,18 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from counter_values import counter_values
+from holdfast.engine.replay import ReplayManager
 from holdfast.labels import SLEEP_TAGS, RecycleReason
 from holdfast.lifecycle import recycling
-from holdfast.lifecycle.operations import ProbeCommand, RestartCommand, SleepCommand, WakeCommand
-from holdfast.lifecycle.recycling import QUIET_SECONDS, EngineUse, is_time, limit_reached
-from holdfast.lifecycle.states import State
+from holdfast.lifecycle.operations import (
+    OperationRunner,
+    ProbeCommand,
+    RestartCommand,
+    SleepCommand,
+    WakeCommand,
+)
+from holdfast.lifecycle.recycling import (
+    QUIET_SECONDS,
+    EngineUse,
+    Recycler,
+    is_time,
+    limit_reached,
+)
+from holdfast.lifecycle.states import State, StateMachine
 from holdfast.settings import SupervisionSettings
 from holdfast.settings.recycling import RecycleLimits
+from holdfast.telemetry.counters import Recycles
 from scripted_life import PLUG_PULLED, Client, Halt, Life, World, in_service, lived
+from scripted_llm import PlainOutputs
+from stub_engine import FakeClock, StubEngine
 
 LIMITS = RecycleLimits(age_seconds=3600.0, host_memory_bytes=8 << 30, requests=100)
 OF_MEMORY = RecycleLimits(host_memory_bytes=8 << 30)
@@ -143,6 +160,32 @@ def test_an_engine_grows_old(tmp_path: Path) -> None:
 
     life = lived(World(tmp_path), in_service(act), supervision=supervision)
     assert counter_values(life.recycles)["age"] >= 2
+
+
+def test_an_engine_grows_older_only_in_ready() -> None:
+    """Not while it sleeps, nor while it is proven again."""
+    clock, machine = FakeClock(), StateMachine(lambda _state, _reason: None)
+    machine.move(State.PROBING, "running the suite")
+    machine.move(State.READY, "proven")
+    recycler = Recycler(
+        StubEngine(),
+        ReplayManager(PlainOutputs()),
+        cast("OperationRunner", None),
+        SupervisionSettings(),
+        machine,
+        Recycles(),
+        clock=clock,
+    )
+
+    def age_after(seconds: float) -> float:
+        clock.now_seconds += seconds
+        return recycler._look().age_seconds
+
+    ages = [age_after(60.0)]
+    for state in (State.SLEEPING, State.PROBING, State.READY):
+        machine.move(state, "as it was asked to")
+        ages.append(age_after(60.0))
+    assert ages == [60.0, 60.0, 60.0, 120.0]
 
 
 def test_a_quiet_moment_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
