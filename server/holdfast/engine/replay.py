@@ -107,7 +107,7 @@ class ReplayManager:
 
     @property
     def given(self) -> int:
-        """How many times an engine was given a request, not counting those of the probe."""
+        """How many requests engines were given, each once, not counting those of the probe."""
         return self._load.given
 
     @property

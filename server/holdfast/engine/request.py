@@ -129,6 +129,8 @@ class EngineRequest:
     sent: SentAnswer = field(default_factory=SentAnswer)
     generation: int = 0
     """The generation that has or had the request; 0 if none."""
+    has_been_given: bool = False
+    """Whether an engine was given it, even if that engine died before it was sent."""
     is_in_engine: bool = False
     is_pending: bool = False
     """Whether its caller waits for an output, rather than the engine for its caller."""
@@ -202,7 +204,7 @@ class EngineLoad:
         self.busy_since_seconds: float | None = None
         """Since when some request has been waiting for an output; None while none is."""
         self.given = 0
-        """How many times an engine was given a request, not counting those of the probe."""
+        """How many requests engines were given, each once, not counting those of the probe."""
 
     async def wait(self, request: EngineRequest) -> None:
         """Return when `wake` is called for this request."""
@@ -220,7 +222,8 @@ class EngineLoad:
         """Count the request as in the engine while entered."""
         request.is_in_engine = True
         self.in_engine += 1
-        self.given += not request.context.is_probe
+        self.given += not (request.context.is_probe or request.has_been_given)
+        request.has_been_given = True
         self.mark_pending(request)
         try:
             yield

@@ -153,8 +153,8 @@ def test_nobody_but_the_probe_gets_in_before_the_engine_is_proven() -> None:
     run_scene(scene)
 
 
-def test_each_time_that_an_engine_is_given_a_request_counts() -> None:
-    """A replay counts again, and the probe's requests do not count."""
+def test_each_request_that_an_engine_is_given_counts_once() -> None:
+    """A replay does not count again, and the probe's requests do not count."""
 
     async def scene(harness: ReplayHarness) -> None:
         harness.start().hold()
@@ -165,6 +165,8 @@ def test_each_time_that_an_engine_is_given_a_request_counts() -> None:
         harness.start()
         await call
         await harness.call("probe", context=RequestContext(is_probe=True))
+        assert harness.requests.given == 1
+        await harness.call("b")
         assert harness.requests.given == 2
 
     run_scene(scene)

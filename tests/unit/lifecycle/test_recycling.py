@@ -151,6 +151,27 @@ def test_the_requests_of_each_engine_are_counted(tmp_path: Path) -> None:
     assert counter_values(life.recycles)["requests"] == 1
 
 
+def test_requests_that_outlived_an_engine_do_not_replace_the_next(tmp_path: Path) -> None:
+    """Else a limit below what is in flight would replace one engine after another."""
+    limits = RecycleLimits(requests=3)
+    supervision = SupervisionSettings(recycle_after=limits, recycle_within_seconds=0.0)
+
+    async def act(life: Life) -> None:
+        llm = life.world.engines[0].llm
+        llm.hold()
+        clients = [Client(life, f"request {number}") for number in range(4)]
+        await llm.until_received(4)
+        await _until_replaced(life)
+        await asyncio.gather(*(client.task for client in clients))
+        for _ in range(10 * LOOKS):
+            await asyncio.sleep(0)
+        await life.until(State.READY)
+
+    life = lived(World(tmp_path), in_service(act), supervision=supervision)
+    assert len(life.world.engines) == 2
+    assert life.world.requests.replayed == 4
+
+
 def test_an_engine_grows_old(tmp_path: Path) -> None:
     """Its age begins at READY, and is less than that of the server."""
     supervision = SupervisionSettings(recycle_after=RecycleLimits(age_seconds=1e-3))
