@@ -225,6 +225,7 @@ class Application:
             forecast=Forecast(learned, self._settings.arguments_without_address),
             engine_deaths=self._counters.engine_deaths,
             recycles=self._counters.recycles,
+            has_new_weights=self._engine.has_new_weights,
             progress=self._page.progress,
             baseline=self._baseline,
             memory=self._memory,

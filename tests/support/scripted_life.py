@@ -177,6 +177,8 @@ class World:
     fingerprint: str = "f00d"
     memory_bytes: int | None = None
     """What a new engine holds of the host's memory."""
+    has_new_weights: bool = False
+    """Whether the weights of the engine have been changed in its memory."""
     events: list[str] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
     specs: list[WorkspaceSpec] = field(default_factory=list)
@@ -289,6 +291,7 @@ class Life:
             forecast=Forecast(world.directory / "learned", ["model"]),
             engine_deaths=self.engine_deaths,
             recycles=self.recycles,
+            has_new_weights=lambda: world.has_new_weights,
             progress=self._moves,
             memory=memory,
         )

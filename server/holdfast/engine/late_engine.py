@@ -130,6 +130,10 @@ class LateEngine:
         """Count the requests that wait for an engine, and those that one has."""
         return self._vllm.launcher.request_load() if self._vllm else Load()
 
+    def has_new_weights(self) -> bool:
+        """Whether the engine's weights may have been changed in its memory: the next has others."""
+        return self._vllm is not None and self._vllm.launcher.proxy.has_new_weights
+
     def suspended_seconds(self, key: str) -> float:
         """Return how long a key that has ended several engines must wait; 0 if it need not."""
         requests = self.requests()

@@ -99,7 +99,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     ) -> None:
         self.grammars = grammars
         self._continues_streams = continues_streams
-        self._has_new_weights = False
+        self.has_new_weights = False
         """Whether those of the engine may have been changed in its memory."""
         self._adapters = AdapterFiles()
         self._current: Any | None = None
@@ -131,20 +131,20 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         further = getattr(config, "aux_output_config", None)
         return (
             self._continues_streams
-            and not self._has_new_weights
+            and not self.has_new_weights
             and not any(getattr(model, name, False) for name in _NOT_CONTINUED)
             and not getattr(further, "enable_return_routed_experts", False)
         )
 
     def _note_new_weights(self) -> None:
-        self._has_new_weights = True
+        self.has_new_weights = True
         self.requests.arrivals.end_streams_with_engine()
 
     def use(self, engine: Any | None) -> None:
         """Forward to another engine, or to none."""
         self._current = engine
         if engine is not None:
-            self._has_new_weights = False
+            self.has_new_weights = False
             self._kept = {name: getattr(engine, name) for name in _KEPT}
             self._first_model = self._first_model or engine.model_config
 

@@ -3,7 +3,8 @@
 An engine that has reached a limit is restarted at the next quiet moment, and at the latest after
 `--recycle-within`, by the command that operators have too. Time counts only while the server is
 READY. So a planned restart never wakes an engine that sleeps, and never competes with a drain or a
-recovery; while a command of an operator is carried out, it is tried again a second later.
+recovery; while a command of an operator is carried out, it is tried again a second later. An engine
+whose weights may have been changed in its memory stays: only an operator may give them up.
 """
 
 from __future__ import annotations
@@ -80,13 +81,18 @@ class Recycler:
         supervision: SupervisionSettings,
         state_machine: StateMachine,
         recycles: Recycles,
+        *,
+        has_new_weights: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Take `has_new_weights`: whether a restart would bring back those of the files."""
         self._engine = engine
         self._requests = requests
         self._operations = operations
         self._state_machine = state_machine
         self._recycles = recycles
+        self._has_new_weights = has_new_weights
+        self._has_told_of_weights = False
         self._clock = clock
         early_share = random.uniform(0.0, MAX_EARLY_SHARE)  # noqa: S311 - nothing to guess
         self._limits = supervision.recycle_after.brought_forward(early_share)
@@ -123,7 +129,7 @@ class Recycler:
             use = self._look()
             self._note_limit(use)
             is_due = self._is_ready and is_time(use, self._within_seconds)
-            if self._reason is not None and is_due:
+            if self._reason is not None and is_due and not self._must_stay():
                 await self._recycle(self._reason)
 
     def _drop_hopeless_limit(self) -> None:
@@ -173,6 +179,18 @@ class Recycler:
                 QUIET_SECONDS,
                 self._within_seconds,
             )
+
+    def _must_stay(self) -> bool:
+        """Whether a restart would silently bring back the weights of the files."""
+        must_stay = self._has_new_weights()
+        if must_stay and not self._has_told_of_weights:
+            self._has_told_of_weights = True
+            logger.warning(
+                "%s, but it is not restarted: its weights may have been changed in its memory, "
+                "and the next one would have those of the files",
+                self._why,
+            )
+        return must_stay
 
     async def _recycle(self, reason: RecycleReason) -> None:
         """Begin the restart, and return when it has ended the engine or was cancelled."""

@@ -30,11 +30,13 @@ class Service:
         state_machine: StateMachine,
         proof: Proof,
         recycles: Recycles,
+        has_new_weights: Callable[[], bool],
     ) -> None:
         self._supervision = supervision
         self._state_machine = state_machine
         self._proof = proof
         self._recycles = recycles
+        self._has_new_weights = has_new_weights
         self.operations: OperationRunner | None = None
         """Carries out commands to the engine that serves; None while none does."""
 
@@ -82,7 +84,13 @@ class Service:
             drain_timeout_seconds=self._supervision.drain_timeout_seconds,
         )
         recycler = Recycler(
-            engine, requests, operations, self._supervision, self._state_machine, self._recycles
+            engine,
+            requests,
+            operations,
+            self._supervision,
+            self._state_machine,
+            self._recycles,
+            has_new_weights=self._has_new_weights,
         )
         try:
             async with recycler.running():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -42,6 +42,7 @@ class Supervisor:
         forecast: Forecast,
         engine_deaths: EngineDeaths,
         recycles: Recycles,
+        has_new_weights: Callable[[], bool],
         progress: Progress,
         baseline: BaselineWatch | None = None,
         memory: MemoryRelief | None = None,
@@ -72,7 +73,9 @@ class Supervisor:
             memory=memory,
             on_recorded=host.engine_died,
         )
-        self._service = Service(supervision, self._state_machine, self._proof, recycles)
+        self._service = Service(
+            supervision, self._state_machine, self._proof, recycles, has_new_weights
+        )
 
     @property
     def state(self) -> State:

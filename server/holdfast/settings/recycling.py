@@ -26,7 +26,7 @@ class RecycleLimits:
     host_memory_bytes: int | None = None
     """Of all its processes on this machine, as `processes.memory` measures it."""
     requests: int | None = None
-    """Counted from READY; each prompt of a client's request is one, and only in its first engine."""
+    """Counted from READY; each prompt of a client's request is one, in its first engine."""
 
     @property
     def are_set(self) -> bool:

@@ -168,6 +168,36 @@ def test_a_request_on_trial_is_not_aborted(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked == [["other"]]
 
 
+@pytest.mark.parametrize(
+    ("method", "arguments", "has_new_weights"),
+    [
+        ("collective_rpc", ("reload_weights",), True),
+        ("collective_rpc", ("holdfast_set_growth",), False),
+        ("update_weights", ("request",), True),
+    ],
+)
+def test_what_may_change_the_weights_is_known_until_the_next_engine(
+    method: str, arguments: tuple[str, ...], *, has_new_weights: bool
+) -> None:
+    """The next one has those of the files."""
+
+    class Engine:
+        vllm_config = model_config = renderer = input_processor = None
+
+        async def collective_rpc(self, _method: str) -> None:
+            pass
+
+        async def update_weights(self, _request: str) -> None:
+            pass
+
+    proxy = EngineProxy()
+    proxy.use(Engine())
+    run(getattr(proxy, method)(*arguments))
+    assert proxy.has_new_weights is has_new_weights
+    proxy.use(Engine())
+    assert not proxy.has_new_weights
+
+
 async def use(proxy: EngineProxy, arguments: dict[str, Any]) -> None:
     """A request, to the end of its answer."""
     async for _ in proxy.requests.run("generate", arguments):

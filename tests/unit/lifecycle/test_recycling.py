@@ -195,6 +195,7 @@ def test_an_engine_grows_older_only_in_ready() -> None:
         SupervisionSettings(),
         machine,
         Recycles(),
+        has_new_weights=lambda: False,
         clock=clock,
     )
 
@@ -267,6 +268,26 @@ def test_a_limit_below_what_a_new_engine_holds_is_ignored(
     world = World(tmp_path, memory_bytes=LEAKED_BYTES)
     life = lived(world, in_service(act), supervision=AT_ONCE)
     assert len(world.engines) == 1
+    assert counter_values(life.recycles)["host_memory"] == 0
+
+
+def test_an_engine_with_weights_of_its_own_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restart that nobody asked for would bring back the old ones; the log says so once."""
+
+    async def act(life: Life) -> None:
+        life.world.has_new_weights = True
+        await _leak(life)
+        await _until(lambda: "but it is not restarted" in caplog.text)
+        await _until_looked_at(life)
+        assert life.supervisor.state is State.READY
+        await life.supervisor.submit(RestartCommand("they may go"))
+        life.world.has_new_weights = False
+        await _until_replaced(life)
+
+    life = lived(World(tmp_path), in_service(act), supervision=AT_ONCE)
+    assert caplog.text.count("but it is not restarted") == 1
     assert counter_values(life.recycles)["host_memory"] == 0
 
 
