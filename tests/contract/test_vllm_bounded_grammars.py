@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,11 +17,12 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from holdfast.demo.files import ensure_demo_model
-from holdfast.patches import grammar_steps, grammars
+from holdfast.patches import grammar_compilation, grammar_steps, grammars
 from holdfast.patches.continued import SENT_TOKENS
+from holdfast.patches.grammar_compilation import COMPILES_TOO_LONG, NOT_COMPILED
 from holdfast.patches.grammar_memory import NO_ROOM, give_back, private_bytes
 from holdfast.patches.grammar_steps import SECONDS_PER_TOKEN, TOO_LARGE, TOO_SLOW
-from holdfast.patches.grammars import COMPILES_TOO_LONG, DEAD_END, bound_grammars
+from holdfast.patches.grammars import DEAD_END, bound_grammars
 from servers import wait_until
 
 # vLLM gives xgrammar an argument that it does not need any more.
@@ -330,13 +332,43 @@ def test_a_grammar_that_compiles_for_too_long_ends_beside_others(
     bound_grammars(0.0)
     try:
         slow = steps.add("slow", {"regex": "c+"})
-        assert slow.structured_output_request.is_grammar_ready
+        wait_until(
+            lambda: slow.structured_output_request.is_grammar_ready,
+            deadline_seconds=DEADLINE_SECONDS,
+            what=lambda: "no thread has begun with it",
+        )
         steps.masks()
         assert steps.accept(usual, steps.tokens("b"))
         assert not steps.accept(slow, steps.tokens("c"))
     finally:
         compiled.set()
     assert slow.stop_reason == COMPILES_TOO_LONG
+
+
+@pytest.mark.parametrize(("queue_seconds", "is_given_up"), [(DEADLINE_SECONDS, False), (0.0, True)])
+def test_the_time_that_others_compile_is_not_that_of_a_grammar(
+    config: Any, monkeypatch: pytest.MonkeyPatch, queue_seconds: float, *, is_given_up: bool
+) -> None:
+    """After a death all come at once, and vLLM has few threads; but none waits for ever."""
+    compiled = threading.Event()
+    create = StructuredOutputManager._create_grammar
+
+    def create_slowly(manager: Any, request: Any) -> Any:
+        compiled.wait(DEADLINE_SECONDS)
+        return create(manager, request)
+
+    monkeypatch.setattr(StructuredOutputManager, "_create_grammar", create_slowly)
+    monkeypatch.setattr(grammar_compilation, "MAX_QUEUE_SECONDS", queue_seconds)
+    bound_grammars(0.0)
+    steps = Steps(config)
+    steps.manager.executor = ThreadPoolExecutor(1)
+    try:
+        steps.add("slow", {"regex": "c+"})
+        wanted = steps.add("usual", {"regex": "b+"}).structured_output_request
+        assert wanted.is_grammar_ready is is_given_up
+        assert not is_given_up or wanted.grammar.stop_reason == NOT_COMPILED
+    finally:
+        compiled.set()
 
 
 def test_a_grammar_of_a_begun_answer_may_take_longer_by_its_tokens(

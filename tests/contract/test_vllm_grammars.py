@@ -41,9 +41,10 @@ from holdfast.engine.grammars.pool import Pool
 from holdfast.engine.grammars.requests import check_in_workers, validate_without_xgrammar
 from holdfast.errors import NotReadyError
 from holdfast.patches import grammar_steps
+from holdfast.patches.grammar_compilation import COMPILES_TOO_LONG, NOT_COMPILED
 from holdfast.patches.grammar_memory import NO_ROOM
 from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
-from holdfast.patches.grammars import COMPILES_TOO_LONG, DEAD_END
+from holdfast.patches.grammars import DEAD_END
 from holdfast.processes import forkserver, tree
 from holdfast.request_context import REQUEST, RequestContext
 from hostile import grammars as hostile_grammars
@@ -614,9 +615,10 @@ def test_what_was_made_for_a_grammar_that_is_given_up_is_counted(
     ("reason", "error", "message"),
     [
         (NO_ROOM, NotReadyError, "too much memory"),
+        (NOT_COMPILED, NotReadyError, "too long"),
         (DEAD_END, VLLMValidationError, "allows no token"),
     ],
-    ids=["made-room", "leads-nowhere"],
+    ids=["made-room", "had-no-turn", "leads-nowhere"],
 )
 def test_a_grammar_may_be_sent_again_after_one_answer_of_it_ended(
     reason: str, error: type[Exception], message: str

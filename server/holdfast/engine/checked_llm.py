@@ -27,9 +27,10 @@ from holdfast.engine.sizes import media_bytes_of
 from holdfast.engine.unread_tokens import unread_tokens
 from holdfast.errors import NotReadyError
 from holdfast.patches.continued import SENT_TOKENS
+from holdfast.patches.grammar_compilation import COMPILES_TOO_LONG, NOT_COMPILED
 from holdfast.patches.grammar_memory import NO_ROOM
 from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
-from holdfast.patches.grammars import COMPILES_TOO_LONG, DEAD_END
+from holdfast.patches.grammars import DEAD_END
 from holdfast.patches.parameters import (
     check_media_copies,
     check_prompt_copies,
@@ -48,8 +49,10 @@ _REFUSALS = {
     TOO_LARGE: "its answer takes the engine too much memory",
     COMPILES_TOO_LONG: "it takes the engine too long to compile",
 }
-
-_NO_ROOM = "The grammars of all requests take the engine too much memory. Try again later."
+_LATER = {
+    NO_ROOM: "The grammars of all requests take the engine too much memory. Try again later.",
+    NOT_COMPILED: "The grammars of other requests take the engine too long. Try again later.",
+}
 _DEAD_END = "The answer came to a point at which the grammar allows no token."
 
 
@@ -309,13 +312,13 @@ async def refusing(
     Raises:
         VLLMValidationError: the engine gave the grammar up, see `patches.grammars`, or it leads
             nowhere.
-        NotReadyError: it gave it up to make room for those of others.
+        NotReadyError: it gave it up because those of others took its memory or its time.
     """
     async with aclosing(outputs):
         async for output in outputs:
             reasons = {one.stop_reason for one in output.outputs if one.finish_reason == "error"}
-            if NO_ROOM in reasons:
-                raise NotReadyError(_NO_ROOM)
+            if later := reasons & _LATER.keys():
+                raise NotReadyError(_LATER[later.pop()])
             if reasons & {DEAD_END, *_REFUSALS}:
                 # Nothing else counts them: the caller does not get this output.
                 prompt_tokens = 0 if has_begun else len(output.prompt_token_ids or ())

@@ -17,13 +17,13 @@ Importing this module is cheap: each function imports what it changes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from holdfast.patches.continued import sent_tokens
+from holdfast.patches.grammar_compilation import Compilation, GivenUpGrammar
 from holdfast.patches.grammar_memory import (
     GRAMMARS_AT_ONCE,
     LARGE_BYTES,
@@ -41,7 +41,6 @@ from holdfast.patches.grammar_steps import (
 )
 from holdfast.patches.patch import original, replace
 
-COMPILES_TOO_LONG = "holdfast: the grammar compiled for too long"
 DEAD_END = "holdfast: the grammar allows no token"
 _TOKENS_A_WORD = 32
 
@@ -177,48 +176,6 @@ class BoundedGrammar:
             self.drop(DEAD_END)
 
 
-class GivenUpGrammar:
-    """Replaces a grammar that compiled for too long, and accepts no token."""
-
-    stop_reason = COMPILES_TOO_LONG
-
-    def filling(self, _drafts: list[int]) -> None:
-        """Return no job."""
-
-    def end_drafts(self) -> None:
-        """Do nothing."""
-
-    def accept_tokens(self, _request_id: str, _tokens: list[int]) -> bool:
-        """Accept no token, which ends the request."""
-        return False
-
-    def validate_tokens(self, _tokens: list[int]) -> list[int]:
-        """Accept no draft."""
-        return []
-
-    def is_terminated(self) -> bool:
-        """Whether anything may follow."""
-        return True
-
-
-class _Compilation(Future[Any]):
-    """vLLM's future of a grammar, which is done by its deadline."""
-
-    def __init__(self, compiling: Future[Any], seconds: float) -> None:
-        super().__init__()
-        self._compiling = compiling
-        self._deadline_seconds = time.monotonic() + seconds
-
-    def done(self) -> bool:
-        return self._compiling.done() or time.monotonic() >= self._deadline_seconds
-
-    def result(self, timeout: float | None = None) -> Any:
-        if not self._compiling.done():
-            self._compiling.cancel()
-            return GivenUpGrammar()
-        return self._compiling.result(timeout)
-
-
 class _GrammarBounds:
     """What the grammars of one StructuredOutputManager share."""
 
@@ -277,7 +234,7 @@ def bound_grammars(compile_seconds: float) -> None:
             # A new grammar is given the tokens of an answer that another engine has begun, too.
             begun_tokens = len(sent_tokens(request.sampling_params))
             seconds = compile_seconds + begun_tokens * SECONDS_PER_TOKEN
-            wanted.grammar = _Compilation(made, seconds)
+            wanted.grammar = Compilation(made, seconds)
 
     def fill_bounded(manager: Any, requests: Any, names: Any, drafts: Any) -> Any:
         if jobs := _jobs(manager, [requests[name] for name in names], drafts):
