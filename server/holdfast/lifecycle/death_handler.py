@@ -124,7 +124,7 @@ class DeathHandler:
     def _on_death(self, engine: Engine, death: Death) -> None:
         self._engine_deaths.count(death.cause)
         if death.cause == "host_memory" and self._memory is not None:
-            self._memory.note_suspect_size()
+            self._memory.note_death()
         # Calls that wait for the engine, the probe's own clean-up too, would wait until a deadline.
         engine.declare_dead()
 

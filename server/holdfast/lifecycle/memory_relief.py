@@ -147,14 +147,13 @@ class MemoryRelief:
         while not self._is_ample:  # noqa: ASYNC110 - a thread looks at the memory
             await asyncio.sleep(INTERVAL_SECONDS)
 
-    def note_suspect_size(self) -> None:
-        """Note the size that may have taken the memory, while its request is still known.
+    def note_death(self) -> None:
+        """Take a death for lack of memory, while the requests of its engine are still known.
 
-        Call it at a death for lack of memory, which may have come on another node.
+        The guard of another node may have ended the engine.
         """
-        if self._prompts is not None:
-            self._suspect_tokens = max(self._suspect_tokens, self._prompts.suspect_tokens())
-            self._probe_tokens = max(self._probe_tokens, self._prompts.probe_tokens())
+        self._on_action("end")
+        self._note_suspect_size()
 
     def keep_suspect_size(self) -> int:
         """Forbid the size that has taken the memory, on disk; 0 if none is known to have.
@@ -187,6 +186,12 @@ class MemoryRelief:
         reading = self._guard.last
         return reading is None or reading.level is Level.AMPLE
 
+    def _note_suspect_size(self) -> None:
+        """Note the size that may have taken the memory."""
+        if self._prompts is not None:
+            self._suspect_tokens = max(self._suspect_tokens, self._prompts.suspect_tokens())
+            self._probe_tokens = max(self._probe_tokens, self._prompts.probe_tokens())
+
     def _tell(self, reading: Reading) -> None:
         """Take a reading of the guard's thread."""
         before, self._level = self._level, reading.level
@@ -194,8 +199,9 @@ class MemoryRelief:
         if before is not reading.level and self._prompts is not None:
             logger.warning("%s: %s", _SAID[reading.level], reading)
         if reading.has_ended_engine and self._end is not None and not self._end.done():
-            self._on_action("end")
-            self.note_suspect_size()
+            if self._prompts is None:  # the death of an engine that starts is not noted
+                self._on_action("end")
+            self._note_suspect_size()
             self._end.set_result(Death("host_memory", str(reading)))
 
     async def _relieve(self) -> None:
