@@ -107,6 +107,7 @@ class FollowingNode:
             self._head,
             self._ranks,
             find_facts=node_facts,
+            has_memory=self._memory.is_ample,
             context=credentials.context,
         )
         self._processes.reports = self._ranks

@@ -101,14 +101,13 @@ class Scene:
         key: bytes = KEY,
         facts: NodeFacts = FACTS,
         port: int | None = None,
+        has_memory: Callable[[], bool] = lambda: True,
         context: ssl.SSLContext | None = None,
     ) -> AsyncIterator[tuple[StandInEngine, asyncio.Task[None]]]:
         """A follower that runs while entered."""
-        async with following(port or self.port, name, key=key, facts=facts, context=context) as (
-            engine,
-            task,
-            _,
-        ):
+        async with following(
+            port or self.port, name, key=key, facts=facts, has_memory=has_memory, context=context
+        ) as (engine, task, _):
             yield engine, task
 
 
@@ -119,13 +118,21 @@ async def following(
     *,
     key: bytes = KEY,
     facts: NodeFacts = FACTS,
+    has_memory: Callable[[], bool] = lambda: True,
     context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[tuple[StandInEngine, asyncio.Task[None], Dialer]]:
     """A follower of the head at that port, which runs while entered."""
     engine = StandInEngine()
     machine = Follower(key=key, name=name, instance=a_nonce().hex())
     address = HeadAddress("127.0.0.1", port)
-    dialer = Dialer(machine, address, engine, find_facts=lambda _: facts, context=context)
+    dialer = Dialer(
+        machine,
+        address,
+        engine,
+        find_facts=lambda _: facts,
+        has_memory=has_memory,
+        context=context,
+    )
     engine.dialer = dialer
     task = asyncio.create_task(dialer.run())
     try:

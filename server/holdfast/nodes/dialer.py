@@ -47,20 +47,25 @@ class NodeEngine(Protocol):
 class Dialer:
     """Carries out the actions of a `Follower`. It belongs to one event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a follower has beside its connection
         self,
         follower: Follower,
         head: HeadAddress,
         engine: NodeEngine,
         *,
         find_facts: Callable[[str], NodeFacts],
+        has_memory: Callable[[], bool] = lambda: True,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """`find_facts` gets the model's name or path; it runs in a thread."""
+        """`find_facts` gets the model's name or path; it runs in a thread.
+
+        `has_memory` says whether the host has enough for the ranks of an engine.
+        """
         self._follower = follower
         self._head = head
         self._engine = engine
         self._find_facts = find_facts
+        self._has_memory = has_memory
         self._context = context
         self._stream: ByteStream | None = None
         self._connection: asyncio.Task[None] | None = None
@@ -79,6 +84,8 @@ class Dialer:
         try:
             while self._follower.state != "left" and self._error is None:
                 self._do(self._follower.tick(time.monotonic()))
+                if self._has_memory():
+                    self._follower.memory_is_ample()
                 is_free = self._connection is None or self._connection.done()
                 if is_free and self._follower.wants_connection(time.monotonic()):
                     self._connection = asyncio.create_task(self._connect(), name="head")

@@ -44,6 +44,7 @@ from holdfast.nodes.ranks import without_steps
 from holdfast.records import Death, RankStats
 
 RETRY_SECONDS = 1.0
+SHORT_OF_MEMORY = "its host is short of memory"
 SPARE_RETRY_SECONDS = 5.0
 """The pause after the head refused this node, or the node could not tell what it has."""
 UPDATE_SECONDS = 0.2
@@ -71,6 +72,8 @@ class Follower:
         self._has_ever_run = False
         """Whether a rank has started here, so that flags and variables have once been right."""
         self._has_left = False
+        self._is_short_of_memory = False
+        """Whether the host ran out of memory, and has not had enough since."""
         self._engine: Start | None = None
         """Its processes may exist; None once they are gone."""
         self._engine_channel: Channel | None = None
@@ -111,7 +114,8 @@ class Follower:
 
     def wants_connection(self, now_seconds: float) -> bool:
         """Return whether to connect to the head now."""
-        return self.state == "away" and now_seconds >= self._retry_seconds
+        is_free = self.state == "away" and not self._is_short_of_memory
+        return is_free and now_seconds >= self._retry_seconds
 
     def connected(self, nonce: bytes, now_seconds: float) -> list[FollowerAction]:
         """Handle a new connection to the head; `nonce` must be random and new."""
@@ -174,6 +178,7 @@ class Follower:
     ) -> list[FollowerAction]:
         """Handle that the engine cannot go on; its processes may still exist."""
         if self._engine is not None and self._engine.generation == generation:
+            self._is_short_of_memory = death.cause == "host_memory"
             if not self._is_stopping:
                 self._update(now_seconds, is_last=True)
                 self._tell(_fitting(Lost(generation, death)))
@@ -193,12 +198,24 @@ class Follower:
         return self._flushed(now_seconds)
 
     def engine_ended(self, generation: int, now_seconds: float) -> list[FollowerAction]:
-        """Handle that no process of the engine is left."""
+        """Handle that no process of the engine is left.
+
+        A node that is short of memory leaves until it has enough: the next engine would end there.
+        """
         if self._engine is not None and self._engine.generation == generation:
-            self._tell(Ended(generation))
+            # Not after `Ended`: the head would hand out the next generation in between.
+            is_short = self._is_short_of_memory
+            self._tell(Goodbye(SHORT_OF_MEMORY) if is_short else Ended(generation))
+            self._flush()
             self._engine = self._engine_channel = None
             self._is_stopping = False
+            if is_short and self._channel is not None:
+                self._lose_channel(SHORT_OF_MEMORY, now_seconds)
         return self._flushed(now_seconds)
+
+    def memory_is_ample(self) -> None:
+        """Handle that the host has enough memory, or nobody knows."""
+        self._is_short_of_memory = False
 
     def leave(self, reason: str, now_seconds: float) -> list[FollowerAction]:
         """End the engine, tell the head, and connect no more."""

@@ -13,7 +13,13 @@ import pytest
 import uvloop
 
 from holdfast.errors import UsageError
-from holdfast.nodes.actions import GenerationLost, GenerationOver, RanksChanged
+from holdfast.nodes.actions import (
+    GenerationLost,
+    GenerationOver,
+    NodeJoined,
+    NodeLeft,
+    RanksChanged,
+)
 from holdfast.nodes.addresses import HeadAddress
 from holdfast.nodes.dialer import Dialer
 from holdfast.nodes.follower import Follower
@@ -86,6 +92,26 @@ def test_a_death_on_the_follower_is_reported_at_once() -> None:
             return [one for one in scene.reports if isinstance(one, GenerationLost)]
 
     assert play(scene) == [GenerationLost(1, "b", str(KILLED), KILLED)]
+
+
+def test_a_host_that_ran_out_of_memory_joins_again_when_it_has_enough() -> None:
+    """The head waits for the node meanwhile, as for its own host."""
+    has_memory = threading.Event()
+
+    async def scene(scene: Scene) -> list[type]:
+        async with scene.follower(has_memory=has_memory.is_set) as (engine, _):
+            await scene.until(lambda: scene.head.is_complete)
+            scene.start(1)
+            await scene.until(lambda: engine.started)
+            assert engine.dialer is not None
+            engine.dialer.engine_lost(1, Death("host_memory", "512 MiB were available"))
+            await scene.until(lambda: isinstance(scene.reports[-1], NodeLeft))
+            assert not scene.head.is_complete
+            has_memory.set()
+            await scene.until(lambda: scene.head.is_complete)
+            return [type(one) for one in scene.reports]
+
+    assert play(scene) == [NodeJoined, GenerationLost, GenerationOver, NodeLeft, NodeJoined]
 
 
 def test_the_statistics_of_its_ranks_reach_the_head() -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.nodes.actions import GenerationLost, RanksChanged, Send
+from holdfast.nodes.actions import GenerationLost, GenerationOver, NodeLeft, RanksChanged, Send
 from holdfast.nodes.channel import SILENCE_SECONDS
-from holdfast.nodes.follower import RETRY_SECONDS, SPARE_RETRY_SECONDS
+from holdfast.nodes.follower import RETRY_SECONDS, SHORT_OF_MEMORY, SPARE_RETRY_SECONDS
 from holdfast.nodes.frames import MAX_FRAME_BYTES, framed
 from holdfast.nodes.messages import (
     MAX_REASON_CHARACTERS,
@@ -23,6 +23,7 @@ from node_pairs import FACTS, KEY, SPEC, Network, Node, a_nonce
 from sample_status import a_rank
 
 KILLED = Death("worker_exit", "rank 1 was killed")
+STARVED = Death("host_memory", "512 MiB were available")
 
 
 def a_running_node() -> tuple[Network, Node]:
@@ -189,6 +190,34 @@ def test_a_death_here_ends_the_engine_here() -> None:
     assert node.is_stop_asked
     network.settle()
     assert [type(one) for one in network.seen][-1] is GenerationLost
+
+
+def test_a_node_whose_host_ran_out_of_memory_stays_away_until_it_has_enough() -> None:
+    """Else the next engine would end there, one after another."""
+    network, node = a_running_node()
+    network.node_does(node, node.machine.engine_lost(1, STARVED, network.now))
+    network.settle()
+    network.stop_engine(node)
+    network.settle()
+    assert network.seen[-3:] == [
+        GenerationLost(1, "b", str(STARVED), STARVED),
+        GenerationOver(1),
+        NodeLeft("b", f"it leaves: {SHORT_OF_MEMORY}"),
+    ]
+    assert (node.machine.state, node.machine.last_problem) == ("away", SHORT_OF_MEMORY)
+    assert not node.machine.wants_connection(network.now + 60)
+    node.machine.memory_is_ample()
+    assert node.machine.wants_connection(network.now + 60)
+
+
+def test_a_node_that_has_memory_again_when_its_engine_has_ended_stays() -> None:
+    """The engine itself had taken it."""
+    network, node = a_running_node()
+    network.node_does(node, node.machine.engine_lost(1, STARVED, network.now))
+    node.machine.memory_is_ample()
+    network.stop_engine(node)
+    network.settle()
+    assert network.head.is_complete
 
 
 def test_a_node_that_cannot_run_what_it_gets_gives_up_and_costs_the_head_a_node() -> None:

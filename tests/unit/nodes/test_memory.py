@@ -63,6 +63,21 @@ def test_ranks_that_can_take_the_hosts_memory_are_ended(
     played(memory, act)
 
 
+def test_a_host_has_enough_well_above_the_first_mark(tmp_path: Path) -> None:
+    """As the head waits for it on its own host."""
+    host = FakeHost(tmp_path)
+    memory = NodeMemory(MemorySettings("on"), guard_of(host))
+
+    async def act() -> None:
+        assert memory.is_ample()
+        host.leave(GIB // 2)
+        await until(lambda: not memory.is_ample())
+        host.leave(5 * GIB)
+        await until(memory.is_ample)
+
+    played(memory, act)
+
+
 def test_the_processes_that_were_named_last_are_ended(tmp_path: Path) -> None:
     """A rank reports after the process that starts it."""
     host = FakeHost(tmp_path)
