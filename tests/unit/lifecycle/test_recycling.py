@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from counter_values import counter_values
+from holdfast.engine.interface import Engine
 from holdfast.engine.replay import ReplayManager
 from holdfast.labels import SLEEP_TAGS, RecycleReason
 from holdfast.lifecycle import recycling
@@ -189,7 +190,7 @@ def test_an_engine_grows_older_only_in_ready() -> None:
     machine.move(State.PROBING, "running the suite")
     machine.move(State.READY, "proven")
     recycler = Recycler(
-        StubEngine(),
+        cast("Engine", StubEngine()),
         ReplayManager(PlainOutputs()),
         cast("OperationRunner", None),
         SupervisionSettings(),
