@@ -210,7 +210,7 @@ class HostMemory:
     total_bytes: int
     """What that limit allows in all."""
     pressure_ratio: float | None
-    """The share of the last two seconds in which some task waited for memory; None if unknown."""
+    """The share of the last two seconds in which some task below it waited; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

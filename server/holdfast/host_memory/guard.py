@@ -28,8 +28,8 @@ INTERVAL_SECONDS = 0.2
 READINGS_TO_END = 2
 """The engine is ended at this many readings in a row below the last mark, not at a single one."""
 HIGH_PRESSURE = 0.5
-"""If some task waits for memory for this share of the time, what is available is out of reach: the
-level is one deeper."""
+"""If some task below a limit waits for memory for this share of the time, what is available is out
+of reach: the level is one deeper."""
 RETURN_FACTOR = 1.125
 """A level is left when this many times its mark is available again."""
 MIB = 1 << 20
@@ -70,7 +70,7 @@ class Reading:
     mark_bytes: int
     """The mark of that limit at which the level begins; 0 if none was passed."""
     pressure_ratio: float | None = None
-    """See `MemoryReader.pressure_ratio`."""
+    """See `Bound.pressure_ratio`."""
     has_ended_engine: bool = False
 
     def __str__(self) -> str:
@@ -106,32 +106,37 @@ class Judge:
         self._marks = marks
         self._level = Level.AMPLE
 
-    def judge(self, bounds: Sequence[Bound], pressure_ratio: float | None) -> Reading | None:
+    def judge(self, bounds: Sequence[Bound]) -> Reading | None:
         """Return the level that the worst limit calls for; None if nothing is known."""
         if not bounds:
             return None
-        deepest = self._worst(bounds)
-        found = Level(self._depth(deepest))
-        if found and pressure_ratio is not None and pressure_ratio >= HIGH_PRESSURE:
-            found = self._deeper(found, deepest)
+        deepest = _worst(bounds, self._found_level)
+        found = self._found_level(deepest)
         # A level is entered at its mark and left above it, or the line would open and close.
-        last = self._worst(bounds, RETURN_FACTOR)
-        staying = Level(min(self._level, self._depth(last, RETURN_FACTOR)))
+        last = _worst(bounds, self._left_depth)
+        staying = Level(min(self._level, self._left_depth(last)))
         self._level = max(found, staying)
         told = deepest if found >= staying else last
         mark_bytes = marks_of(told, self._marks)[self._level - 1] if self._level else 0
         return Reading(
-            self._level, found, told.available_bytes, told.total_bytes, mark_bytes, pressure_ratio
+            self._level,
+            found,
+            told.available_bytes,
+            told.total_bytes,
+            mark_bytes,
+            told.pressure_ratio,
         )
 
-    def _worst(self, bounds: Sequence[Bound], factor: float = 1.0) -> Bound:
-        """Return the bound with the deepest level; of several, the one that leaves the least."""
-        return max(bounds, key=lambda bound: (self._depth(bound, factor), -bound.available_bytes))
+    def _found_level(self, bound: Bound) -> Level:
+        """Return the level of one limit now, one deeper under pressure unless its mark is 0."""
+        level, marks = self._depth(bound), marks_of(bound, self._marks)
+        if level and (bound.pressure_ratio or 0.0) >= HIGH_PRESSURE:
+            level += any(marks[level : level + 1])
+        return Level(level)
 
-    def _deeper(self, level: Level, bound: Bound) -> Level:
-        """Return the next level, or the same if there is none or its mark is 0."""
-        marks = marks_of(bound, self._marks)
-        return Level(level + 1) if any(marks[level : level + 1]) else level
+    def _left_depth(self, bound: Bound) -> int:
+        """Count the marks that are not far enough below what is available to be left."""
+        return self._depth(bound, RETURN_FACTOR)
 
     def _depth(self, bound: Bound, factor: float = 1.0) -> int:
         marks = marks_of(bound, self._marks)
@@ -140,6 +145,11 @@ class Judge:
             bound.available_bytes < min(factor * mark, (mark + bound.total_bytes) / 2)
             for mark in marks
         )
+
+
+def _worst(bounds: Sequence[Bound], depth: Callable[[Bound], int]) -> Bound:
+    """Return the limit with the greatest depth; of several, the one that leaves the least."""
+    return max(bounds, key=lambda bound: (depth(bound), -bound.available_bytes))
 
 
 class MemoryGuard:
@@ -235,7 +245,7 @@ class MemoryGuard:
             is_blind = self.last is None
 
     def _look(self, reader: MemoryReader, tell: Callable[[Reading], None]) -> None:
-        before, found = self.last, self._judge.judge(reader.bounds(), reader.pressure_ratio())
+        before, found = self.last, self._judge.judge(reader.bounds())
         self.last = found
         if found is None or found.level is Level.AMPLE:
             self._readings_at_end = 0

@@ -41,6 +41,31 @@ class Bound:
 
     total_bytes: int
     available_bytes: int
+    pressure_ratio: float | None = None
+    """The share of the last two seconds in which some task below it waited; None if unknown."""
+
+
+class Pressure:
+    """The share of the last seconds in which some task waited for memory, from the kernel's sum."""
+
+    def __init__(self, file: KeptFile, clock: Callable[[], float]) -> None:
+        self._file = file
+        self._clock = clock
+        self._sums: deque[tuple[float, int]] = deque()
+
+    def ratio(self) -> float | None:
+        """Read the sum of all waits until now, and return the share, from 0 to 1."""
+        stalled_microseconds = self._file.number(_STALLED) if self._file.read() else None
+        if stalled_microseconds is None:
+            return None
+        now_seconds = self._clock()
+        while len(self._sums) > 1 and self._sums[1][0] <= now_seconds - PRESSURE_SECONDS:
+            self._sums.popleft()
+        self._sums.append((now_seconds, stalled_microseconds))
+        since_seconds, before_microseconds = self._sums[0]
+        # Over a shorter time a single wait would look like constant pressure.
+        seconds = max(now_seconds - since_seconds, PRESSURE_SECONDS)
+        return min(1.0, max(0.0, (stalled_microseconds - before_microseconds) / 1e6 / seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +76,7 @@ class _Group:
     usage: KeptFile
     stat: KeptFile | None
     reclaimable: Sequence[re.Pattern[bytes]]
+    pressure: Pressure | None
 
     def bound(self) -> Bound | None:
         """Return what the group has left; None if it has no limit."""
@@ -60,40 +86,20 @@ class _Group:
         left_bytes = limit_bytes - (self.usage.number(_BARE) or 0)
         if self.stat is not None and self.stat.read():
             left_bytes += sum(self.stat.number(pattern) or 0 for pattern in self.reclaimable)
-        return Bound(limit_bytes, min(limit_bytes, max(0, left_bytes)))
-
-
-class Pressure:
-    """The share of the last seconds in which some task waited for memory, from the kernel's sum."""
-
-    def __init__(self) -> None:
-        self._sums: deque[tuple[float, int]] = deque()
-
-    def ratio(self, now_seconds: float, stalled_microseconds: int) -> float:
-        """Record the sum of all waits until now, and return the share, from 0 to 1."""
-        while len(self._sums) > 1 and self._sums[1][0] <= now_seconds - PRESSURE_SECONDS:
-            self._sums.popleft()
-        self._sums.append((now_seconds, stalled_microseconds))
-        since_seconds, before_microseconds = self._sums[0]
-        # Over a shorter time a single wait would look like constant pressure.
-        seconds = max(now_seconds - since_seconds, PRESSURE_SECONDS)
-        return min(1.0, max(0.0, (stalled_microseconds - before_microseconds) / 1e6 / seconds))
+        available_bytes = min(limit_bytes, max(0, left_bytes))
+        return Bound(limit_bytes, available_bytes, _ratio(self.pressure))
 
 
 class MemoryReader:
     """Reads one host after another time; `memory_reader` makes it. Belongs to one thread."""
 
     def __init__(
-        self,
-        host: KeptFile | None,
-        groups: Sequence[_Group],
-        pressures: Sequence[KeptFile],
-        clock: Callable[[], float] = time.monotonic,
+        self, host: KeptFile | None, pressure: Pressure | None, groups: Sequence[_Group]
     ) -> None:
+        """Take the pressure of the host, too."""
         self._host = host
+        self._pressure = pressure
         self._groups = groups
-        self._pressures = tuple((file, Pressure()) for file in pressures)
-        self._clock = clock
 
     def bounds(self) -> list[Bound]:
         """Return what is left below each limit; empty if nothing can be read."""
@@ -106,25 +112,13 @@ class MemoryReader:
                 found.append(bound)
         return found
 
-    def pressure_ratio(self) -> float | None:
-        """Return the higher pressure of the host's and that of the cgroup; None if it is unknown.
-
-        It is the share of the last two seconds in which some task waited for memory.
-        """
-        now_seconds, highest = self._clock(), None
-        for file, pressure in self._pressures:
-            stalled = file.number(_STALLED) if file.read() else None
-            if stalled is not None:
-                highest = max(highest or 0.0, pressure.ratio(now_seconds, stalled))
-        return highest
-
     def _host_bound(self) -> Bound | None:
         if self._host is None or not self._host.read():
             return None
         total, available = self._host.number(_TOTAL), self._host.number(_AVAILABLE)
         if total is None or available is None:
             return None
-        return Bound(total * 1024, available * 1024)
+        return Bound(total * 1024, available * 1024, _ratio(self._pressure))
 
 
 @contextmanager
@@ -137,22 +131,32 @@ def memory_reader(
         def opened(path: Path) -> KeptFile | None:
             return kept.enter_context(kept_file(path))
 
-        groups = tuple(memory_groups(root))
-        of_groups = (opened(group.path / "memory.pressure") for group in groups if group.is_v2)
-        nearest = next(filter(None, of_groups), None)
+        def pressure(path: Path) -> Pressure | None:
+            file = opened(path)
+            return None if file is None else Pressure(file, clock)
+
+        groups = (_opened_group(group, opened, pressure) for group in memory_groups(root))
         yield MemoryReader(
             opened(root / "proc/meminfo"),
-            [found for group in groups if (found := _opened_group(group, opened))],
-            [file for file in (opened(root / "proc/pressure/memory"), nearest) if file],
-            clock,
+            pressure(root / "proc/pressure/memory"),
+            tuple(filter(None, groups)),
         )
 
 
-def _opened_group(group: MemoryGroup, opened: Callable[[Path], KeptFile | None]) -> _Group | None:
+def _opened_group(
+    group: MemoryGroup,
+    opened: Callable[[Path], KeptFile | None],
+    pressure: Callable[[Path], Pressure | None],
+) -> _Group | None:
     limit_name = "memory.max" if group.is_v2 else "memory.limit_in_bytes"
     usage_name = "memory.current" if group.is_v2 else "memory.usage_in_bytes"
     limit, usage = opened(group.path / limit_name), opened(group.path / usage_name)
     if limit is None or usage is None:
         return None
     patterns = _RECLAIMABLE if group.is_v2 else _RECLAIMABLE_V1
-    return _Group(limit, usage, opened(group.path / "memory.stat"), patterns)
+    stat, waits = opened(group.path / "memory.stat"), pressure(group.path / "memory.pressure")
+    return _Group(limit, usage, stat, patterns, waits)
+
+
+def _ratio(pressure: Pressure | None) -> float | None:
+    return None if pressure is None else pressure.ratio()

@@ -236,7 +236,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "host_memory_pressure_ratio",
         "gauge",
-        "Share of the last two seconds in which some task waited for memory, from 0 to 1.",
+        "Share of the last two seconds in which some task of that host or container waited for "
+        "memory, from 0 to 1.",
     ),
     Metric(
         "host_memory_actions_total",

@@ -37,7 +37,7 @@ def level_at(*available_bytes: int, pressure_ratio: float | None = None) -> Leve
     """The level after these readings of a host of 100 GiB, one after another."""
     judge = Judge(MARKS)
     readings = [
-        judge.judge([Bound(100 * GIB, available)], pressure_ratio) for available in available_bytes
+        judge.judge([Bound(100 * GIB, available, pressure_ratio)]) for available in available_bytes
     ]
     assert readings[-1] is not None
     return readings[-1].level
@@ -76,6 +76,16 @@ def test_under_pressure_the_level_is_one_deeper(
     assert level_at(available_bytes, pressure_ratio=pressure_ratio) is level
 
 
+@pytest.mark.parametrize(("on_host", "level"), [(True, Level.HOLD), (False, Level.GIVE_UP)])
+def test_the_pressure_elsewhere_makes_no_level_deeper(level: Level, *, on_host: bool) -> None:
+    """A neighbour at a limit of its own has the host's tasks wait, and takes nothing from ours."""
+    host = Bound(128 * GIB, 100 * GIB, 1.0 if on_host else None)
+    container = Bound(4 * GIB, GIB // 8, None if on_host else 1.0)
+    found = Judge(None).judge([host, container])
+    assert found is not None
+    assert (found.level, found.pressure_ratio) == (level, container.pressure_ratio)
+
+
 @pytest.mark.parametrize(
     ("marks", "level"),
     [((4 * GIB, 2 * GIB, 0), Level.GIVE_UP), ((4 * GIB, 0, 0), Level.HOLD)],
@@ -84,7 +94,7 @@ def test_a_mark_of_0_is_not_passed_under_pressure(
     marks: tuple[int, int, int], level: Level
 ) -> None:
     """It says that nothing of this kind is to be done."""
-    found = Judge(marks).judge([Bound(100 * GIB, GIB)], 1.0)
+    found = Judge(marks).judge([Bound(100 * GIB, GIB, 1.0)])
     assert found is not None
     assert found.level is level
 
@@ -132,7 +142,7 @@ def test_a_level_can_be_left_within_its_limit() -> None:
     total_bytes = int(1.1 * MARKS[0])
     judge = Judge(MARKS)
     for available_bytes, level in ((MARKS[0] - 1, Level.HOLD), (total_bytes - 1, Level.AMPLE)):
-        found = judge.judge([Bound(total_bytes, available_bytes)], None)
+        found = judge.judge([Bound(total_bytes, available_bytes)])
         assert found is not None
         assert found.level is level
 
@@ -141,7 +151,7 @@ def test_the_limit_that_leaves_the_least_decides() -> None:
     """A container may have room on a host that has none, and the other way round."""
     roomy, short = Bound(4 * GIB, 3 * GIB), Bound(128 * GIB, GIB)
     for bounds in ([roomy, short], [short, roomy]):
-        found = Judge(None).judge(bounds, None)
+        found = Judge(None).judge(bounds)
         assert found is not None
         assert (found.level, found.mark_bytes) == (Level.GIVE_UP, 2 * GIB)
         assert (found.available_bytes, found.total_bytes) == (GIB, 128 * GIB)
@@ -154,7 +164,7 @@ def test_a_reading_is_of_the_limit_that_calls_for_the_level(host_bytes: tuple[in
     The log would otherwise name the mark of one limit and what is left below another.
     """
     judge, container = Judge(None), Bound(4 * GIB, 2 * GIB)
-    readings = [judge.judge([Bound(128 * GIB, left), container], None) for left in host_bytes]
+    readings = [judge.judge([Bound(128 * GIB, left), container]) for left in host_bytes]
     found = readings[-1]
     assert found is not None
     assert (found.level, found.mark_bytes) == (Level.HOLD, LARGEST_MARKS[0])
@@ -163,7 +173,7 @@ def test_a_reading_is_of_the_limit_that_calls_for_the_level(host_bytes: tuple[in
 
 def test_a_machine_that_says_nothing_is_not_judged() -> None:
     """Nothing is known, so nothing is done."""
-    assert Judge(MARKS).judge([], 1.0) is None
+    assert Judge(MARKS).judge([]) is None
 
 
 @dataclass

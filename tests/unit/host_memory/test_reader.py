@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import tracemalloc
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from fake_host import GIB, MIB, FakeHost
+from holdfast.host_memory.guard import INTERVAL_SECONDS
 from holdfast.host_memory.reader import Bound, memory_reader
 from memory_cgroups import memory_cgroup
 
@@ -85,10 +87,9 @@ def test_a_limit_that_is_set_later_is_seen(host: FakeHost) -> None:
 
 
 def test_a_machine_that_says_nothing_has_no_bounds(tmp_path: Path) -> None:
-    """Neither does it have a pressure."""
+    """There is nothing to guard by."""
     with memory_reader(tmp_path) as reader:
         assert reader.bounds() == []
-        assert reader.pressure_ratio() is None
 
 
 def test_the_pressure_is_that_of_the_last_two_seconds(host: FakeHost) -> None:
@@ -96,32 +97,35 @@ def test_the_pressure_is_that_of_the_last_two_seconds(host: FakeHost) -> None:
     now = [100.0]
     host.press(7_000_000)
     with memory_reader(host.root, clock=lambda: now[0]) as reader:
-        found = [reader.pressure_ratio()]
+        found = [reader.bounds()[0].pressure_ratio]
         for seconds, stalled in ((101.0, 7_000_000), (102.0, 8_000_000), (110.0, 8_000_000)):
             now[0] = seconds
             host.press(stalled)
-            found.append(reader.pressure_ratio())
+            found.append(reader.bounds()[0].pressure_ratio)
     assert found == [0.0, 0.0, 0.5, 0.0]
 
 
-def test_the_higher_pressure_counts(host: FakeHost) -> None:
-    """A container may be at its limit on a host that has memory."""
+def test_each_limit_has_its_own_pressure(host: FakeHost) -> None:
+    """A container may be at its limit on a host that has memory, and the other way round."""
     now = [100.0]
-    host.join("0::/a")
+    host.join("0::/a/b")
+    for group in ("a", "a/b"):
+        host.bound(group, str(4 * GIB), GIB)
     host.press(0)
     host.press(0, "sys/fs/cgroup/a/memory.pressure")
     with memory_reader(host.root, clock=lambda: now[0]) as reader:
-        reader.pressure_ratio()
+        reader.bounds()
         now[0] = 102.0
+        host.press(1_000_000)
         host.press(2_000_000, "sys/fs/cgroup/a/memory.pressure")
-        assert reader.pressure_ratio() == 1.0
+        assert [bound.pressure_ratio for bound in reader.bounds()] == [0.5, None, 1.0]
 
 
 def test_this_kernel_is_understood() -> None:
     """Its own files have the form that is read."""
     with memory_reader() as reader:
         host, *_ = reader.bounds()
-        assert reader.pressure_ratio() in {None, 0.0}
+        assert host.pressure_ratio in {None, 0.0}
     assert host.total_bytes == psutil.virtual_memory().total
     assert 0 < host.available_bytes < host.total_bytes
 
@@ -131,7 +135,8 @@ def test_readings_take_no_more_and_more_memory(host: FakeHost) -> None:
     host.join("0::/a")
     host.bound("a", str(4 * GIB), GIB)
     host.press(0)
-    with memory_reader(host.root) as reader:
+    looks_seconds = itertools.count(0.0, INTERVAL_SECONDS)
+    with memory_reader(host.root, clock=lambda: next(looks_seconds)) as reader:
         reader.bounds()
         tracemalloc.start()
         try:
