@@ -79,10 +79,7 @@ class EngineOutputs(Protocol):
     def continued_arguments(
         self, arguments: Mapping[str, Any], sent: SentAnswer, llm: Any
     ) -> Mapping[str, Any] | None:
-        """Return arguments that make `llm` go on after what was sent, within its limits.
-
-        None if `llm` has no room for another token.
-        """
+        """Return arguments that make `llm` go on within its limits; None if it has no room."""
 
     def digest_of(self, arguments: Mapping[str, Any]) -> str:
         """Return a digest of the prompt and parameters, 64 hexadecimal digits.
@@ -141,8 +138,7 @@ class EngineRequest:
     has_met_rejection: bool = False
     """Whether a workspace was refused at one of these deaths."""
     reached_tokens: int = 0
-    """Its length in tokens at the engine's last death: getting further, also in a trial, clears it.
-    """
+    """Its length in tokens at the engine's last death: getting further, even on trial, acquits."""
     passed_alone: int = 0
     """How many trials of its own have acquitted it."""
     passed_tokens: int = 0
