@@ -42,6 +42,25 @@ def test_a_connection_that_was_idle_is_not_used_again(
     assert len(seen) == connections
 
 
+def test_an_answer_may_come_as_late_as_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that keeps clients over a recovery sends nothing for minutes."""
+    monkeypatch.setattr(target, "REQUEST_SECONDS", 0.05)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await asyncio.sleep(0.3)
+            await JSONResponse({})(scope, receive, send)
+
+    async def ask() -> int:
+        async with (
+            serving(app) as client,
+            target.Target(str(client.base_url).rstrip("/")) as found,
+        ):
+            return (await found.ask(Request("GET", "/"), deadline_seconds=30)).status
+
+    assert asyncio.run(ask()) == 200
+
+
 def asked(body: bytes, encoding: str) -> tuple[str, str]:
     """What a client accepts, and what it reads of an answer with an encoding."""
     accepted = ""
