@@ -150,6 +150,21 @@ class Target:
         Raises:
             NoAnswerError: it did not end in time.
         """
+        return await self._read(request, deadline_seconds)
+
+    async def leave_early(
+        self, request: Request, *, after_bytes: int, deadline_seconds: float = REQUEST_SECONDS
+    ) -> StreamedAnswer:
+        """Close the connection once this much of the answer has come; what has come.
+
+        Raises:
+            NoAnswerError: that much did not come in time.
+        """
+        return await self._read(request, deadline_seconds, after_bytes)
+
+    async def _read(
+        self, request: Request, deadline_seconds: float, enough_bytes: int = _MAX_BYTES + 1
+    ) -> StreamedAnswer:
         started_seconds = time.monotonic()
         chunks, read_bytes = [], 0
         async with self._sent(request, deadline_seconds) as response:
@@ -158,6 +173,8 @@ class Target:
                 read_bytes += len(content)
                 if read_bytes > _MAX_BYTES:
                     raise NoAnswerError(request, f"the answer is longer than {_MAX_BYTES} bytes")
+                if read_bytes >= enough_bytes:
+                    break
         return StreamedAnswer(
             request,
             response.status_code,
@@ -166,22 +183,6 @@ class Target:
             time.monotonic() - started_seconds,
             response.headers.get("retry-after", ""),
         )
-
-    async def leave_early(
-        self, request: Request, *, after_bytes: int, deadline_seconds: float = REQUEST_SECONDS
-    ) -> int:
-        """Close the connection once this much of the answer has come; the status.
-
-        Raises:
-            NoAnswerError: that much did not come in time.
-        """
-        read_bytes = 0
-        async with self._sent(request, deadline_seconds) as response:
-            async for content in response.aiter_bytes():
-                read_bytes += len(content)
-                if read_bytes >= after_bytes:
-                    break
-        return response.status_code
 
     @asynccontextmanager
     async def _sent(

@@ -200,7 +200,8 @@ class Trial:
         """Go away in the middle of a stream, and return its status."""
         request = Request("POST", path, {"stream": True, **body})
         self._note(request)
-        return await self.target.leave_early(request, after_bytes=after_bytes)
+        leave = partial(self.target.leave_early, request, after_bytes=after_bytes)
+        return (await self.admitted(leave)).status
 
     async def count_tokens(self, body: Mapping[str, Any]) -> int:
         """The tokens of the prompt of a chat or a completion, as `/tokenize` counts them."""

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from holdfast.verify.checks import soak
 from holdfast.verify.checks.soak import latency, memory, mix
@@ -129,6 +131,41 @@ def test_a_soak_ends_with_the_server() -> None:
     assert "was given up" in warning.what
     assert values(made["soak.load"])["minutes"] < 360
     assert made["soak.memory"].status is CheckStatus.PASSED
+
+
+class Limiting(SoakedDouble):
+    """Refuses some requests of the later hours, and says when to ask again."""
+
+    def __init__(self, refusals: int, retry_after: str) -> None:
+        super().__init__()
+        self._refusals = refusals
+        self._retry_after = retry_after
+
+    async def _chat(self, request: Request) -> Response:
+        return self._refusal() or await super()._chat(request)
+
+    async def _completion(self, request: Request) -> Response:
+        return self._refusal() or await super()._completion(request)
+
+    def _refusal(self) -> Response | None:
+        if not self.has_aged.is_set() or not self._refusals:
+            return None
+        self._refusals -= 1
+        return JSONResponse({}, 429, {"Retry-After": self._retry_after})
+
+
+def test_a_soak_waits_where_the_server_limits_requests() -> None:
+    """A request that is let in later is answered, and is not an error."""
+    made = soaked(Limiting(refusals=20, retry_after="0"))
+    assert not_passed(made) == UNTOLD
+
+
+def test_what_is_not_let_in_before_its_deadline_is_an_error() -> None:
+    """A soak that the server keeps out has shown nothing of it."""
+    made = soaked(Limiting(refusals=1, retry_after="3600"))["soak.load"]
+    assert made.status is CheckStatus.FAILED
+    assert "429" in made.reason
+    assert values(made)["unexpected errors"] == 1
 
 
 def test_another_server_is_loaded_all_the_same() -> None:

@@ -28,6 +28,10 @@ _SHOWN_BODY_CHARACTERS = 20_000
 """Of a request that a report repeats."""
 
 
+_FAILED = (NoAnswerError, UnexpectedStatusError, MalformedError, InconclusiveError)
+"""The last one says that the server did not let a request in before its deadline."""
+
+
 class LostError(Exception):
     """The server answers no more."""
 
@@ -93,7 +97,7 @@ class Soak:
             asked_seconds = self._plan.clock()
             try:
                 is_timed = await client.ask(kind)
-            except (NoAnswerError, UnexpectedStatusError, MalformedError) as error:
+            except _FAILED as error:
                 self._blame(kind, error)
             else:
                 self._errors_in_a_row = 0

@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from holdfast.verify.answers import MalformedError, dig
@@ -110,6 +111,7 @@ class Client:
 
         Raises:
             NoAnswerError: there is no answer in time.
+            InconclusiveError: the server does not let it in before the deadline.
             UnexpectedStatusError: it has another status than it should have.
             MalformedError: it is not whole.
         """
@@ -144,18 +146,17 @@ class Client:
         path, body = either(self._trial, _lines(self._drawn, 2), max_tokens=_LEFT_TOKENS)
         request = Request("POST", path, {"stream": True, **body})
         after_bytes = self._drawn.randint(1, _MOST_BYTES_BEFORE_LEAVING)
-        status = await self._trial.target.leave_early(
-            request, after_bytes=after_bytes, deadline_seconds=REQUEST_SECONDS
-        )
-        if status != _OK:
-            raise MalformedError(f"{path} answered {status} to a stream")
+        leave = partial(self._trial.target.leave_early, request, after_bytes=after_bytes)
+        begun = await self._trial.admitted(leave, REQUEST_SECONDS)
+        if begun.status != _OK:
+            raise MalformedError(f"{path} answered {begun.status} to a stream")
 
     async def _wrong(self) -> None:
         """What the server is to refuse; `wire.refusals` judges how it does so."""
-        path, body = either(self._trial, _lines(self._drawn, 1), max_tokens=-1)
-        answer = await self._trial.target.ask(
-            Request("POST", path, body), deadline_seconds=REQUEST_SECONDS
-        )
+        # A server that takes it all the same has no more to write than one token.
+        path, body = either(self._trial, _lines(self._drawn, 1), max_tokens=1, temperature="warm")
+        ask = partial(self._trial.target.ask, Request("POST", path, body))
+        answer = await self._trial.admitted(ask, REQUEST_SECONDS)
         if answer.status >= _SERVER_ERROR:
             raise UnexpectedStatusError(answer)
 

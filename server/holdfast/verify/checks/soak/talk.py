@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from holdfast.verify.answers import MalformedError, dig
@@ -46,6 +47,7 @@ class Talk:
 
         Raises:
             NoAnswerError: there is no answer in time.
+            InconclusiveError: the server does not let it in before the deadline.
             UnexpectedStatusError: its status is not 200.
             MalformedError: it is not whole.
         """
@@ -71,12 +73,13 @@ async def read(
 
     Raises:
         NoAnswerError: there is no answer in time.
+        InconclusiveError: the server does not let it in before the deadline.
         UnexpectedStatusError: its status is not 200.
         MalformedError: it is not whole.
     """
     options = {"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}
     request = Request("POST", path, {**body, **options})
-    stream = await trial.target.stream(request, deadline_seconds=REQUEST_SECONDS)
+    stream = await trial.admitted(partial(trial.target.stream, request), REQUEST_SECONDS)
     if stream.status != _OK:
         raise UnexpectedStatusError(stream)
     if is_streamed:
