@@ -44,7 +44,7 @@ Defect = Literal[
     # of refusals
     "wrong requests are 500",
     "refusals without a form",
-    "negative max_tokens taken",
+    "max_tokens in words taken",
     # of other routes
     "responses are 500",
     "messages from the user",
@@ -62,6 +62,7 @@ Defect = Literal[
     # of functions
     "functions are 400",
     "the second call dropped",
+    "the second call left in the text as JSON",
     "arguments of forced calls cut",
     "forced calls of an unknown function",
     "forced calls beside their schema",

@@ -105,7 +105,7 @@ def says(body: Body, prompt: str) -> str:
     return " ".join(chosen.choices(_WORDS, k=_MAX_WORDS))
 
 
-def fault_of(body: Any, *, takes_negative: bool = False, takes_longer: bool = False) -> str:
+def fault_of(body: Any, *, takes_words: bool = False, takes_longer: bool = False) -> str:
     """What is wrong with a request; empty if nothing is."""
     if not isinstance(body, dict):
         return "the body is not an object"
@@ -114,7 +114,7 @@ def fault_of(body: Any, *, takes_negative: bool = False, takes_longer: bool = Fa
         "prompt": lambda value: isinstance(value, str | list) and len(value) <= 4 * MAX_MODEL_LEN,
         "temperature": lambda value: isinstance(value, int | float) and value >= 0,
         "top_p": lambda value: 0 < value <= 1,
-        "max_tokens": lambda value: value > 0 or takes_negative,
+        "max_tokens": lambda value: takes_words or (isinstance(value, int) and value > 0),
         "stop": lambda value: value is None or isinstance(value, str | list),
         "n": lambda value: value > 0,
     }

@@ -217,10 +217,12 @@ class OpenAIDouble(Starlette):
             raise HTTPException(400, "the body is not JSON") from None
         if isinstance(body, dict) and body.get("model", MODEL) != MODEL:
             raise HTTPException(404, f"there is no model {body['model']}")
-        is_taken = self.defect == "negative max_tokens taken"
+        is_taken = self.defect == "max_tokens in words taken"
         is_longer = self.defect == "a prompt beyond the context taken"
-        if fault := fault_of(body, takes_negative=is_taken, takes_longer=is_longer):
+        if fault := fault_of(body, takes_words=is_taken, takes_longer=is_longer):
             raise HTTPException(500 if self.defect == "wrong requests are 500" else 400, fault)
+        if isinstance(body.get("max_tokens"), str):
+            return {**body, "max_tokens": None}
         return dict(body)
 
     async def _refused(self, _request: Request, error: Exception) -> Response:

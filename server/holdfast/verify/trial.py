@@ -23,6 +23,7 @@ MODELS = "/v1/models"
 TOKENIZE = "/tokenize"
 LIMITED = f"the server limits its requests (429); {LIMITED_REMEDY}"
 _OK = 200
+_UNKNOWN_FIELD = (400, 422)
 _MAX_REQUESTS = 8
 """More do not help to repeat a check."""
 _MAX_FAULTS = 20
@@ -205,9 +206,22 @@ class Trial:
 
     async def count_tokens(self, body: Mapping[str, Any]) -> int:
         """The tokens of the prompt of a chat or a completion, as `/tokenize` counts them."""
+        return dig((await self.tokenize(body)).document, "count", kind=int)
+
+    async def tokenize(self, body: Mapping[str, Any]) -> Answer:
+        """What `/tokenize` says of the prompt of a chat or a completion.
+
+        Raises:
+            SkippedError: it takes no chats, as that of SGLang.
+        """
         names = ("model", "messages", "prompt", "tools", "chat_template_kwargs")
         asked = {name: body[name] for name in names if name in body}
-        return dig((await self.post(TOKENIZE, asked)).document, "count", kind=int)
+        try:
+            return await self.post(TOKENIZE, asked)
+        except UnexpectedStatusError as error:
+            if "messages" in body and error.status in _UNKNOWN_FIELD:
+                raise SkippedError(f"{TOKENIZE} takes no chats") from None
+            raise
 
     def chat_body(self, asked: Asked, **options: Any) -> dict[str, Any]:
         """The body of a chat."""

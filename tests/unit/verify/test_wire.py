@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -16,13 +18,15 @@ from holdfast.verify.checks import wire
 from holdfast.verify.checks.wire import streams
 from holdfast.verify.checks.wire.asking import PROMPT
 from holdfast.verify.records import CheckStatus
-from openai_double import Body, OpenAIDouble
+from openai_double import MODEL, Body, OpenAIDouble
 from verified import not_passed, results
 
 OWN = [check for check in wire.CHECKS if not check.packages]
 """Other people's tools see the same defects again."""
 TWIN = [check for check in OWN if check.name == "stream_twin"]
 LEAVES = [check for check in OWN if check.name == "client_leaves"]
+CHAT_FORM = [check for check in OWN if check.name == "chat"]
+PROMPT_TOKENS = [check for check in OWN if check.name == "prompt_tokens"]
 REFUSALS = [check for check in OWN if check.name == "refusals"]
 INCREMENTAL = [check for check in OWN if check.name == "incremental"]
 
@@ -61,7 +65,7 @@ FOUND_BY: dict[Defect, str] = {
     "answers mixed up": "own_answers",
     "wrong requests are 500": "refusals",
     "refusals without a form": "refusals",
-    "negative max_tokens taken": "refusals",
+    "max_tokens in words taken": "refusals",
     "responses are 500": "responses",
     "messages from the user": "messages",
     "embeddings are 500": "other_routes",
@@ -189,3 +193,87 @@ def test_a_limit_of_requests_is_no_refusal() -> None:
     """It does not say that anything is wrong with the request."""
     (made,) = results(Limiting(), REFUSALS).values()
     assert made.status is CheckStatus.INCONCLUSIVE
+
+
+class Unlimited(OpenAIDouble):
+    """Takes -1 for as many tokens as there is room for, as llama.cpp does."""
+
+    async def _body(self, request: Request) -> Body:
+        with suppress(ValueError):
+            body = await request.json()
+            if isinstance(body, dict) and body.get("max_tokens") == -1:
+                del body["max_tokens"]
+        return await super()._body(request)
+
+
+def test_a_number_that_some_servers_define_is_not_wrong() -> None:
+    """Only what no server defines has to be refused."""
+    (made,) = results(Unlimited(), REFUSALS).values()
+    assert (made.status, made.reason) == (CheckStatus.PASSED, "")
+
+
+class Untemplated(OpenAIDouble):
+    """Its `/tokenize` takes a `prompt` and no chat, as that of SGLang."""
+
+    async def _tokenize(self, request: Request) -> Response:
+        if "messages" in await request.json():
+            return JSONResponse({"error": {"message": "prompt is missing"}}, 422)
+        return await super()._tokenize(request)
+
+
+def test_a_tokenizer_without_chats_counts_completions() -> None:
+    """A count that is wrong there is still found."""
+    (made,) = results(Untemplated(), PROMPT_TOKENS).values()
+    assert (made.status, made.reason) == (CheckStatus.PASSED, "")
+    assert {one.name: one.value for one in made.numbers}["prompts"] == 3
+    (made,) = results(Untemplated("prompt_tokens off by one"), PROMPT_TOKENS).values()
+    assert made.status is CheckStatus.FAILED
+
+
+def test_a_tokenizer_without_chats_counts_nothing_where_there_are_only_chats() -> None:
+    """The check does not pass without a count."""
+    app = Untemplated()
+    routes = app.router.routes
+    app.router.routes = [one for one in routes if getattr(one, "path", "") != "/v1/completions"]
+    (made,) = results(app, PROMPT_TOKENS).values()
+    assert (made.status, made.reason) == (CheckStatus.SKIPPED, "/tokenize takes no chats")
+
+
+class Renamed(OpenAIDouble):
+    """Lists its model under further names, with what each stands for, and answers with one."""
+
+    def __init__(self, answers_as: str, **roots: str) -> None:
+        super().__init__()
+        self._answers_as = answers_as
+        self._roots = roots
+
+    async def _models(self, request: Request) -> Response:
+        listed = json.loads(bytes((await super()._models(request)).body))
+        (entry,) = listed["data"]
+        own = {**entry, "root": self._roots.get(MODEL)}
+        others = [{**entry, "id": name, "root": root} for name, root in self._roots.items()]
+        return JSONResponse({**listed, "data": [own, *others[1:]]})
+
+    async def _chat(self, request: Request) -> Response:
+        answer = await super()._chat(request)
+        if not isinstance(answer, JSONResponse):
+            return answer
+        return JSONResponse({**json.loads(bytes(answer.body)), "model": self._answers_as})
+
+
+@pytest.mark.parametrize(
+    ("answers_as", "roots", "status"),
+    [
+        ("first", {MODEL: "/models/x", "first": "/models/x"}, CheckStatus.PASSED),
+        ("adapter", {MODEL: "/models/x", "adapter": "/adapters/y"}, CheckStatus.FAILED),
+        (f"{MODEL}-2026-01-01", {MODEL: "/models/x"}, CheckStatus.WARNED),
+        ("", {MODEL: "/models/x"}, CheckStatus.FAILED),
+    ],
+    ids=("an alias", "another model", "a snapshot", "none"),
+)
+def test_an_answer_names_its_model(
+    answers_as: str, roots: dict[str, str], status: CheckStatus
+) -> None:
+    """By any name that the server lists for it; what is not listed may be a snapshot."""
+    (made,) = results(Renamed(answers_as, **roots), CHAT_FORM).values()
+    assert made.status is status, made.reason

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.verify.answers import dig
+from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import Check
 from holdfast.verify.checks.wire.asking import PROMPT, either
 from holdfast.verify.target import Answer
-from holdfast.verify.trial import CHAT, InconclusiveError, SkippedError, Trial
+from holdfast.verify.trial import CHAT, MODELS, InconclusiveError, SkippedError, Trial
 
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
 _CHOICES = 2
@@ -26,6 +26,7 @@ async def chat(trial: Trial) -> None:
     answer = await trial.chat(PROMPT, max_tokens=8)
     with trial.demanding_form(answer):
         _require_head(trial, answer, "chat.completion")
+        await _judge_name(trial, answer)
         role = dig(answer.document, "choices", 0, "message", "role", kind=str)
         trial.require(role == "assistant", f"the role is {role!r} and not 'assistant'", answer)
         answer.content()
@@ -36,6 +37,7 @@ async def completion(trial: Trial) -> None:
     answer = await trial.complete(PROMPT, max_tokens=8)
     with trial.demanding_form(answer):
         _require_head(trial, answer, "text_completion")
+        await _judge_name(trial, answer)
         dig(answer.document, "choices", 0, "text", kind=str)
 
 
@@ -48,9 +50,6 @@ def _require_head(trial: Trial, answer: Answer, kind: str) -> None:
     found = dig(document, "object", kind=str)
     trial.require(found == kind, f"it is a {found!r} and not a {kind!r}", answer)
     trial.require(dig(document, "created", kind=int) > 0, "`created` is not a time", answer)
-    model = dig(document, "model", kind=str)
-    asked = trial.server.model
-    trial.require(model == asked, f"it names the model {model!r} and not {asked!r}", answer)
     choices = len(dig(document, "choices", kind=list))
     trial.require(choices == 1, f"it has {choices} choices and not 1", answer)
     index = dig(document, "choices", 0, "index", kind=int)
@@ -58,6 +57,30 @@ def _require_head(trial: Trial, answer: Answer, kind: str) -> None:
     reason = answer.finish_reason()
     trial.require(reason in FINISH_REASONS, f"its finish reason is {reason!r}", answer)
     dig(document, "usage", kind=dict)
+
+
+async def _judge_name(trial: Trial, answer: Answer) -> None:
+    """Blame the name of another model that is listed; an alias is the same one.
+
+    vLLM answers with the first of its `--served-model-name`, OpenAI with the name of a snapshot.
+    """
+    named, asked = dig(answer.document, "model", kind=str), trial.server.model
+    if named == asked:
+        return
+    roots = await _roots(trial)
+    told = f"it names the model {named!r} and not {asked!r}"
+    has_both = bool(roots.get(asked) and roots.get(named))
+    if not named or (has_both and roots[asked] != roots[named]):
+        trial.blame(told, answer)
+    elif not has_both:
+        trial.warn(told, answer)
+
+
+async def _roots(trial: Trial) -> dict[str, str]:
+    """What each listed name stands for; empty where the server does not say."""
+    listed = await trial.admitted(partial(trial.ask, MODELS))
+    models: list[Any] = dig_or(listed.document, "data", default=[])
+    return {dig_or(one, "id", default=""): dig_or(one, "root", default="") for one in models}
 
 
 async def choices(trial: Trial) -> None:

@@ -68,7 +68,7 @@ def _wrong(trial: Trial) -> Iterator[Wrong]:
     yield Wrong("a temperature in words", CHAT, {**chat, "temperature": "warm"})
     yield Wrong("a negative temperature", CHAT, {**chat, "temperature": -1})
     yield Wrong("a `top_p` above 1", CHAT, {**chat, "top_p": 7})
-    yield Wrong("a negative `max_tokens`", CHAT, {**chat, "max_tokens": -1})
+    yield Wrong("a `max_tokens` in words", CHAT, {**chat, "max_tokens": "many"})
     yield Wrong("a stop that is an object", CHAT, {**chat, "stop": {"a": 1}})
     yield Wrong("a completion without a prompt", COMPLETIONS, {"model": model})
     yield Wrong("no answer at all", COMPLETIONS, {**completion, "n": 0})
