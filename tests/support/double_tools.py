@@ -107,11 +107,15 @@ def parse(text: str, body: Body, defect: str) -> Parsed:
     """The calls in a text, and the rest of it."""
     if not body.get("tools"):
         return Parsed(text)
-    calls = [_call(json.loads(found), body, defect) for found in _CALL.findall(text)]
+    found = _CALL.findall(text)
+    calls = [_call(json.loads(one), body, defect) for one in found]
     content = _CALL.sub("", text)
     if calls and defect == "markup of calls left in the text":
         content = f"{content}<tool_call>"
     if defect == "the second call dropped":
+        del calls[1:]
+    if defect == "the second call left in the text as JSON":
+        content += "\n".join(found[1:])
         del calls[1:]
     if defect == "streams without the last of several calls" and body.get("stream"):
         del calls[1:]

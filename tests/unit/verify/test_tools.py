@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import jsonschema
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from double_defects import Defect
+from double_model import Generated, tokens_of
 from holdfast.verify import packages
 from holdfast.verify.baseline import Baseline, Score
 from holdfast.verify.checks import tools
-from holdfast.verify.checks.tools import replay, schemas
+from holdfast.verify.checks.tools import parser, replay, schemas
+from holdfast.verify.checks.tools.calls import Call, Turn, as_read
 from holdfast.verify.checks.tools.keywords import MAKERS, Case, cases
 from holdfast.verify.checks.tools.scenes import all_functions, all_scenes, triggers
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus
-from openai_double import DERENDER, OpenAIDouble
+from openai_double import DERENDER, Body, OpenAIDouble
 from verified import not_passed, results
 
 OWN = [check for check in tools.CHECKS if check.name not in ("probe", "replay")]
@@ -29,6 +34,7 @@ FOUND_BY: dict[Defect, str] = {
     "streams without the last of several calls": "stream_twin",
     "markup of calls left in the text": "markup",
     "the second call dropped": "parser",
+    "the second call left in the text as JSON": "parser",
     "arguments of forced calls cut": "schemas",
     "forced calls of an unknown function": "schemas",
     "forced calls beside their schema": "schemas",
@@ -98,6 +104,90 @@ def test_a_model_that_ends_no_call_is_not_blamed() -> None:
     failed = {name: one.reason for name, one in made.items() if one.status is CheckStatus.FAILED}
     assert failed == {}
     assert made["tools.schemas"].status is CheckStatus.SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("content", "calls"),
+    [
+        ('{"name": "get_weather", "arguments": {"city": "Oslo"}}', ["get_weather"]),
+        ('[get_weather(city="Oslo"), set_alarm(hour=7)]', ["get_weather", "set_alarm"]),
+        ("<function=set_alarm>\n<parameter=hour>7</parameter>", ["set_alarm"]),
+        ('get_weather[ARGS]{"city": "Oslo"}get_weather{"city": "Rome"}', ["get_weather"] * 2),
+        ('<invoke name="set_alarm"><parameter name="hour">7</parameter>', ["set_alarm"]),
+        ("<tool_call>set_alarm\n<arg_key>hour</arg_key>", ["set_alarm"]),
+        ("Of get_weather and set_alarm() I need neither.", []),
+        ('<think>\nget_weather(city="Oslo")?\n</think>\nNo.', []),
+    ],
+)
+def test_a_call_in_the_text_is_known_by_its_form(content: str, calls: list[str]) -> None:
+    """Whichever parser would have read it; a mention and a thought are none."""
+    assert sorted(parser.left_in(content).elements()) == calls
+
+
+def test_calls_of_a_server_that_cannot_tokenize_chats_are_not_judged() -> None:
+    """Nothing shows what the model wrote."""
+
+    class Untemplated(OpenAIDouble):
+        async def _tokenize(self, request: Request) -> Response:
+            if "messages" in await request.json():
+                return JSONResponse({}, 400)
+            return await super()._tokenize(request)
+
+    (made,) = results(Untemplated(), [check for check in OWN if check.name == "parser"]).values()
+    assert (made.status, made.reason) == (CheckStatus.SKIPPED, "/tokenize takes no chats")
+
+
+class Respelling(OpenAIDouble):
+    """Writes calls at once with other spaces than in a stream, within them and beside them."""
+
+    def _choice(self, index: int, made: Generated, body: Body, *, is_chat: bool) -> Body:
+        choice = super()._choice(index, made, body, is_chat=is_chat)
+        for call in choice.get("message", {}).get("tool_calls", ()):
+            choice["message"]["content"] = "\n\n"
+            arguments = json.loads(call["function"]["arguments"])
+            call["function"]["arguments"] = json.dumps(arguments, separators=(",", ":"))
+        return choice
+
+
+def test_calls_may_differ_in_their_spelling() -> None:
+    """Clients read the same of them, as of `vllm serve` with a Hermes parser."""
+    (made,) = results(
+        Respelling(), [check for check in OWN if check.name == "stream_twin"]
+    ).values()
+    assert (made.status, made.reason) == (CheckStatus.PASSED, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "content", "is_same"),
+    [
+        ('{"a":1,"b":[]}', "\n", True),
+        ('{"b": [], "a": 1.0}', "", False),
+        ('{"a": "1", "b": []}', "", False),
+        ('{"a": 1, "b": []', "", False),
+        ('{"a": 1, "b": []}', "Yes.", False),
+    ],
+)
+def test_calls_are_compared_as_clients_read_them(
+    arguments: str, content: str, is_same: bool
+) -> None:
+    """Other values, broken JSON and words are not a matter of spelling."""
+    turn = Turn("", "", (Call("f", '{"a": 1, "b": []}'),), "tool_calls")
+    other = Turn(content, "", (Call("f", arguments),), "tool_calls")
+    assert (as_read(turn) == as_read(other)) is is_same
+
+
+class Cut(OpenAIDouble):
+    """Cannot end a call within its tokens."""
+
+    def _generate(self, body: Body, _prompt: str) -> Generated:
+        most = body.get("max_tokens") or 0
+        return Generated(tokens_of("<tool_call>" + "on and on, " * most)[:most], "length")
+
+
+def test_half_a_call_is_not_markup_that_was_left() -> None:
+    """What `max_tokens` cut cannot be parsed."""
+    (made,) = results(Cut(), [check for check in OWN if check.name == "markup"]).values()
+    assert made.status is CheckStatus.SKIPPED
 
 
 @pytest.fixture
@@ -199,6 +289,35 @@ def test_the_probe_of_canitoolcall_is_made(defect: Defect, status: CheckStatus) 
     """It fails a server for what is the server's, and warns of what may be the model's."""
     (made,) = results(OpenAIDouble(defect), PROBE).values()
     assert made.status is status, made.reason
+
+
+class Roomy(OpenAIDouble):
+    """Has a long context, and remembers how many tokens it was asked for in streams of calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = set[int]()
+        routes = self.router.routes
+        self.router.routes = [one for one in routes if getattr(one, "path", "") != "/statusz"]
+
+    async def _models(self, request: Request) -> Response:
+        listed = json.loads(bytes((await super()._models(request)).body))
+        return JSONResponse({**listed, "data": [{**listed["data"][0], "max_model_len": 8192}]})
+
+    async def _body(self, request: Request) -> Body:
+        body = await super()._body(request)
+        if body.get("stream"):
+            self.asked.add(body["max_tokens"])
+        return body
+
+
+@pytest.mark.usefixtures("_canitoolcall")
+def test_the_probe_leaves_a_thinker_room() -> None:
+    """It would take half a call, which `max_tokens` cut, for markup."""
+    app = Roomy()
+    (made,) = results(app, PROBE).values()
+    assert made.status is CheckStatus.PASSED
+    assert app.asked == {1024}
 
 
 @pytest.mark.parametrize(

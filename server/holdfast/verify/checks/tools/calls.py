@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast.verify.answers import dig, dig_or
+from holdfast.verify.answers import MalformedError, dig, dig_or, read_json
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import Answer
 
@@ -94,6 +95,26 @@ def merge(answer: StreamedAnswer) -> Merge:
         told = ", ".join(map(str, merged.calls))
         merged.faults.append(f"the calls of the stream have the indices {told}")
     return merged
+
+
+def as_read(turn: Turn) -> Turn:
+    """The turn as clients read it: arguments as JSON, and no text that is only space beside calls.
+
+    Servers copy a call from the model's text, or write its JSON again with other spaces, and some
+    drop the space before it.
+    """
+    if not turn.calls:
+        return turn
+    calls = tuple(replace(call, arguments=_canonical(call.arguments)) for call in turn.calls)
+    return replace(turn, content=turn.content if turn.content.strip() else "", calls=calls)
+
+
+def _canonical(arguments: str) -> str:
+    """The same JSON in one spelling; what is not JSON, as it is."""
+    try:
+        return json.dumps(read_json(arguments), sort_keys=True)
+    except MalformedError:
+        return arguments
 
 
 def is_cut(answer: Answer | StreamedAnswer, body: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import Check
 from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, MARKUP, bodies
 from holdfast.verify.checks.tools.calls import (
+    as_read,
     is_cut,
     merge,
     raw_calls,
@@ -44,20 +45,33 @@ async def stream_twin(trial: Trial) -> None:
     for body in bodies(trial):
         if is_cut(await trial.post(CHAT, body), body):
             continue  # half a call is a text to one parser and a call to another
-        seen += len((await compare(trial, CHAT, body, whole_turn, streamed_turn)).calls)
+        turn = await compare(
+            trial,
+            CHAT,
+            body,
+            lambda answer: as_read(whole_turn(answer)),
+            lambda answer: as_read(streamed_turn(answer)),
+        )
+        seen += len(turn.calls)
     _require_calls(seen)
     trial.measure("calls compared", seen)
 
 
 async def markup(trial: Trial) -> None:
     """What the model wrote to call a function is not left in the text."""
+    judged = 0
     for body in bodies(trial):
         whole = await trial.post(CHAT, body)
         stream = await trial.stream(CHAT, body)
         for answer, said in ((whole, whole.content()), (stream, stream.said().content)):
+            if is_cut(answer, body):
+                continue  # half a call is a text
+            judged += 1
             left = [one for one in MARKUP if one in said]
             trial.require(not left, f"the text has {' and '.join(left)} in it", answer)
-    trial.measure("answers", 2 * len(bodies(trial)))
+    if not judged:
+        raise SkippedError(f"the model ends no answer within {ANSWER_TOKENS} tokens")
+    trial.measure("answers", judged)
 
 
 def _judge_whole(trial: Trial, answer: Answer) -> None:

@@ -13,7 +13,15 @@ from holdfast.verify.answers import MalformedError, dig
 from holdfast.verify.check import Check
 from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, NAMES, Body, bodies
 from holdfast.verify.checks.tools.calls import Turn, is_cut, whole_turn
-from holdfast.verify.trial import CHAT, TOKENIZE, InconclusiveError, SkippedError, Trial
+from holdfast.verify.trial import CHAT, InconclusiveError, SkippedError, Trial
+
+_ANY_NAME = "|".join(NAMES)
+_CALL_FORMS = re.compile(
+    rf'"name"\s*:\s*"({_ANY_NAME})"'
+    rf"|\b({_ANY_NAME})(?:\(\s*(?:\w+\s*=|[\"'{{])|(?:\[ARGS\])?\s*{{\")"
+    rf"|<(?:function=|invoke name=|tool_call>\s*)\"?({_ANY_NAME})\b"
+)
+"""JSON, a name before its arguments, and tags. Behind a mention in prose there are no values."""
 
 
 async def parser(trial: Trial) -> None:
@@ -45,14 +53,16 @@ async def _judge(trial: Trial, body: Body) -> int:
         raise InconclusiveError("the server does not give the same greedy answer twice")
     for name in NAMES:
         wrote, got = written[name] - _mentions(turn)[name], made[name]
-        trial.require(wrote == got, f"the model wrote {wrote} calls of {name}, not {got}", answer)
+        left = left_in(turn.content)[name]
+        said = f"the model wrote {wrote} calls of {name}, not {got}"
+        said += f"; {left} of them are left in the text" if left else ""
+        trial.require(wrote == got, said, answer)
     return written.total()
 
 
 async def _written(trial: Trial, body: Body) -> Counter[str]:
     """How often the model names each function in the text that no parser has seen."""
-    names = ("model", "messages", "tools")
-    tokenized = await trial.post(TOKENIZE, {name: body[name] for name in names})
+    tokenized = await trial.tokenize(body)
     prompt = dig(tokenized.document, "tokens", kind=list)
     if not all(isinstance(token, int) for token in prompt):
         raise MalformedError("tokens has other values than integers")
@@ -69,14 +79,23 @@ def _calls(turn: Turn) -> Counter[str]:
     return Counter(call.name for call in turn.calls if call.name in NAMES)
 
 
+def left_in(content: str) -> Counter[str]:
+    """The calls that a parser took for text, in any form in which models write them.
+
+    A call in thoughts is one that the model only considers.
+    """
+    said = content.rpartition("</think>")[2]
+    return Counter(name for found in _CALL_FORMS.findall(said) for name in found if name)
+
+
 def _mentions(turn: Turn) -> Counter[str]:
-    """The names in what was not taken for a call, and in the arguments of calls."""
+    """The names in what is not a call, and in the arguments of calls."""
     said = [turn.content, turn.reasoning, *(call.arguments for call in turn.calls)]
-    return _named("\n".join(said))
+    return _named("\n".join(said)) - left_in(turn.content)
 
 
 def _named(text: str) -> Counter[str]:
-    return Counter(re.findall(rf"\b(?:{'|'.join(NAMES)})\b", text))
+    return Counter(re.findall(rf"\b(?:{_ANY_NAME})\b", text))
 
 
 CHECKS = (

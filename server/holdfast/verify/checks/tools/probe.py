@@ -6,11 +6,14 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from holdfast.verify.check import Check
+from holdfast.verify.checks.self_agreement.sequences import longest_tokens
 from holdfast.verify.checks.tools.asking import ANSWER_TOKENS
 from holdfast.verify.other_tools import Row, Wish, rows_of
 from holdfast.verify.target import REQUEST_SECONDS
 from holdfast.verify.trial import SkippedError, Trial
 
+_ANSWER_TOKENS = 1024
+"""Room for a model that thinks first: the probe takes half a call for markup in the text."""
 _OF_THE_MODEL = ("expected ", "hint: ", "argument values lost", "call ")
 """How the probe begins what it says about a model that calls another function, or none."""
 _STOP = "finish_reason is 'stop'"
@@ -33,7 +36,7 @@ async def probe(trial: Trial) -> None:
         trial.server.model,
         trial.target.api_key,
         trial.target.secrets,
-        max_tokens=ANSWER_TOKENS,
+        max_tokens=max(min(_ANSWER_TOKENS, longest_tokens(trial) // 2), ANSWER_TOKENS),
         timeout_seconds=REQUEST_SECONDS,
     )
     rows = await rows_of(wish)
