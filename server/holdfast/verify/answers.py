@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, TypeVar
 
 from holdfast.verify.records import Request
@@ -87,6 +88,12 @@ def shown(path: tuple[str | int, ...]) -> str:
     """The path as JavaScript has it: `choices[0].message`."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return text.removeprefix(".") or "the answer"
+
+
+def has_words(text: str, words: str) -> bool:
+    """Whether the words are in the text as whole ones, in any case and spacing."""
+    pattern = r"\s+".join(map(re.escape, words.split()))
+    return re.search(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def excerpt(text: str, characters: int = _EXCERPT_CHARACTERS) -> str:

@@ -88,6 +88,10 @@ class Answer:
         """Why the choice ended."""
         return dig(self.document, "choices", index, "finish_reason", kind=str)
 
+    def is_cut_in_thought(self) -> bool:
+        """Whether `max_tokens` ended a chat that had thought: it might have answered."""
+        return bool(self.reasoning()) and self.finish_reason() == "length"
+
     def usage(self) -> dict[str, Any]:
         """The token counts."""
         return dig(self.document, "usage", kind=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.verify.answers import MalformedError, dig, dig_or, read_json
+from holdfast.verify.answers import MalformedError, dig, dig_or, has_words, read_json
 
 
 @pytest.mark.parametrize("levels", [200, 600, 100_000])
@@ -21,3 +21,18 @@ def test_an_integer_of_hundreds_of_digits_is_not_read() -> None:
     with pytest.raises(MalformedError, match="tokens is an integer beyond 53 bits"):
         dig(document, "tokens", kind=int)
     assert dig_or(document, "tokens", default=0) == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "is_it"),
+    [
+        ("It is THE\nseine!", "the Seine", True),
+        ("the Seines", "the Seine", False),
+        ("15", "5", False),
+        ("about 3.14 or so", "3.14", True),
+        ("C++ it is", "C++", True),
+    ],
+)
+def test_words_are_found(said: str, expected: str, is_it: bool) -> None:
+    """As whole words, in any case and spacing."""
+    assert has_words(said, expected) is is_it

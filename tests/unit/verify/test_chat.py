@@ -150,3 +150,16 @@ def test_a_model_that_is_cut_while_it_thinks_is_not_judged(
     """It might have answered; one that ends without an answer gives none."""
     made = results(Thinking(finish_reason), SMOKE)
     assert {one.status for one in made.values()} == {status}
+
+
+NONSENSE = {
+    "17 + 25": "142",
+    "capital of France": "A Parisian one.",
+    "Hello": "This is the history of the shipyard.",
+}
+
+
+def test_parts_of_words_are_no_answer() -> None:
+    """Nonsense has many of them."""
+    made = results(OpenAIDouble(known=NONSENSE), SMOKE)
+    assert {one.status for one in made.values()} == {CheckStatus.FAILED}

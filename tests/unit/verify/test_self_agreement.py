@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import get_args
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from holdfast.verify.checks import self_agreement
 from holdfast.verify.records import CheckResult, CheckStatus
@@ -123,6 +124,55 @@ def test_a_server_without_token_ids_is_skipped() -> None:
     assert {one.status for one in made.values()} == {CheckStatus.SKIPPED}
     assert made["self.decode"].remedy == "serve the model with Holdfast or with vLLM"
     assert "short text" in made["self.needles"].reason
+
+
+class Thinking(ScoringDouble):
+    """Thinks before it answers: about a short text, and about longer ones."""
+
+    def __init__(self, short_tokens: int, long_tokens: int) -> None:
+        super().__init__(max_tokens=2000)
+        self._thought_tokens = (short_tokens, long_tokens)
+
+    async def _chat(self, request: Request) -> Response:
+        told = json.loads(bytes((await super()._chat(request)).body))
+        (choice,) = told["choices"]
+        is_long = told["usage"]["prompt_tokens"] > 300
+        message = {"reasoning": "Let me see.", **choice["message"]}
+        if self._thought_tokens[is_long] >= (await request.json())["max_tokens"]:
+            message["content"], choice["finish_reason"] = None, "length"
+        return JSONResponse({**told, "choices": [{**choice, "message": message}]})
+
+
+@pytest.mark.parametrize(
+    ("short_tokens", "long_tokens", "status"),
+    [
+        (300, 300, CheckStatus.PASSED),
+        (300, 600, CheckStatus.INCONCLUSIVE),
+        (600, 600, CheckStatus.INCONCLUSIVE),
+    ],
+)
+def test_a_model_that_thinks_has_room_and_is_not_judged_without_it(
+    short_tokens: int, long_tokens: int, status: CheckStatus
+) -> None:
+    """What it would have found is not known."""
+    only = [check for check in self_agreement.CHECKS if check.name == "needles"]
+    (made,) = results(Thinking(short_tokens, long_tokens), only).values()
+    assert made.status is status, made.reason
+
+
+def test_single_thoughts_that_are_cut_are_warned_of() -> None:
+    """The other texts are judged."""
+
+    class Pondering(Thinking):
+        async def _chat(self, request: Request) -> Response:
+            text = str((await request.json())["messages"][-1]["content"])
+            self._thought_tokens = (300, 600 if text.startswith("The secret number") else 300)
+            return await super()._chat(request)
+
+    only = [check for check in self_agreement.CHECKS if check.name == "needles"]
+    (made,) = results(Pondering(300, 300), only).values()
+    assert made.status is CheckStatus.WARNED
+    assert "at 0% of" in made.reason
 
 
 class Unclosed(ScoringDouble):

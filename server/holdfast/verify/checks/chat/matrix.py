@@ -92,8 +92,7 @@ def _judge(trial: Trial, prompt: Prompt, answer: Answer) -> bool:
 
 
 def _faults(prompt: Prompt, answer: Answer, said: str) -> Iterator[str]:
-    is_cut = answer.finish_reason() == "length"
-    if not said.strip() and not (is_cut and answer.reasoning()):
+    if not said.strip() and not answer.is_cut_in_thought():
         yield "it only thinks, and does not answer" if answer.reasoning() else "it says nothing"
     for text in (said, answer.reasoning()):
         if repeated := loop(text):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from holdfast.verify.answers import excerpt
+from holdfast.verify.answers import excerpt, has_words
 from holdfast.verify.check import Check
-from holdfast.verify.target import Answer
 from holdfast.verify.trial import InconclusiveError, Trial
 
 _ANSWER_TOKENS = 512
@@ -15,23 +14,18 @@ _SHOWN_CHARACTERS = 80
 
 
 def says(question: str, *words: str) -> Callable[[Trial], Awaitable[None]]:
-    """A check that the answer to a question has one of some words, in any case."""
+    """A check that the answer to a question has one of some words, whole and in any case."""
 
     async def check(trial: Trial) -> None:
         answer = await trial.chat(question, max_tokens=_ANSWER_TOKENS)
         said = answer.content()
-        if not said.strip() and _is_thinking(answer):
+        if not said.strip() and answer.is_cut_in_thought():
             raise InconclusiveError(f"it still thinks after {_ANSWER_TOKENS} tokens")
-        is_right = any(word.casefold() in said.casefold() for word in words)
+        is_right = any(has_words(said, word) for word in words)
         found, wanted = excerpt(said, _SHOWN_CHARACTERS), " or ".join(words)
         trial.require(is_right, f"it says {found!r} and not {wanted}", answer)
 
     return check
-
-
-def _is_thinking(answer: Answer) -> bool:
-    """Whether `max_tokens` cut its thoughts."""
-    return bool(answer.reasoning()) and answer.finish_reason() == "length"
 
 
 CHECKS = (

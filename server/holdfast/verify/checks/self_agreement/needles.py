@@ -12,7 +12,7 @@ from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.self_agreement.sequences import longest_tokens
 from holdfast.verify.records import equal_to
 from holdfast.verify.target import Answer
-from holdfast.verify.trial import SkippedError, Trial
+from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 
 _DEPTHS = 15
 _JUDGED_DEPTH = 0.9
@@ -21,6 +21,8 @@ _SHORT_LINES = 8
 _LENGTHS = {"standard": (512, 2048, 8192)}
 _EVERY_LENGTH = (512, 2048, 8192, 16384, 32768, 65536, 131072, 262144)
 _ANSWER_TOKENS = 64
+_THINKING_TOKENS = 512
+"""Room for a model that thinks first."""
 _SHARE = 0.98
 """Of a length, which a text is to have: the drawn words of another text may be longer."""
 _LONGER_NUMBER_TOKENS = 1
@@ -32,27 +34,47 @@ _QUESTION = "\nWhat is the secret number of the harbour master? Answer with the 
 
 async def needles(trial: Trial) -> None:
     """Hide a number at 15 depths of texts up to the longest that the server promises."""
-    short = await _asked(trial, _SHORT_LINES, depth=0.5)
-    if not _is_found(short):
-        raise SkippedError("the model does not find a number in a short text")
-    room = longest_tokens(trial) - _ANSWER_TOKENS
+    tokens, short = await _first(trial)
+    room = longest_tokens(trial) - tokens
     found: dict[float, list[bool]] = {}
     longest = 0
     for length in sorted({min(one, room) for one in _LENGTHS.get(trial.profile, _EVERY_LENGTH)}):
         lines = await _lines_of(trial, length, short)
         for step in range(_DEPTHS):
             depth = step / (_DEPTHS - 1)
-            answer = await _asked(trial, lines, depth)
-            found.setdefault(depth, []).append(_is_found(answer))
+            answer = await _asked(trial, lines, depth, tokens)
             longest = max(longest, _prompt_tokens(answer))
+            where = f"at {depth:.0%} of {lines} lines"
+            if _is_unsaid(answer):
+                trial.warn(f"{where} the model still thinks after {tokens} tokens", answer)
+                continue
+            found.setdefault(depth, []).append(_is_found(answer))
             if depth <= _JUDGED_DEPTH:
-                where = f"at {depth:.0%} of {lines} lines the number is not found"
-                trial.require(found[depth][-1], where, answer)
+                trial.require(found[depth][-1], f"{where} the number is not found", answer)
+    if not found:
+        raise InconclusiveError(f"in every long text the model still thinks after {tokens} tokens")
     missed = sum(not one for depth, all_ in found.items() for one in all_ if depth <= _JUDGED_DEPTH)
     trial.measure("numbers that were not found", missed, limit=equal_to(0))
     trial.measure("longest prompt", longest, "tokens")
-    shares = [(100 * depth, 100 * sum(all_) / len(all_)) for depth, all_ in found.items()]
+    shares = [(100 * depth, 100 * sum(all_) / len(all_)) for depth, all_ in sorted(found.items())]
     trial.draw("found by depth", "depth [%]", "numbers found [%]", shares)
+
+
+async def _first(trial: Trial) -> tuple[int, Answer]:
+    """How many tokens an answer may have, and the answer about a short text.
+
+    Raises:
+        SkippedError: the model does not find the number even there.
+        InconclusiveError: it does not end its thoughts.
+    """
+    longest = longest_tokens(trial)
+    for tokens in (_ANSWER_TOKENS, min(_THINKING_TOKENS, longest // 2)):
+        short = await _asked(trial, _SHORT_LINES, 0.5, tokens)
+        if _is_found(short):
+            return tokens, short
+        if not short.is_cut_in_thought():
+            raise SkippedError("the model does not find a number in a short text")
+    raise InconclusiveError(f"the model still thinks after {tokens} tokens")
 
 
 async def _lines_of(trial: Trial, length: int, short: Answer) -> int:
@@ -72,8 +94,8 @@ def _prompt_tokens(answer: Answer) -> int:
     return int(dig(answer.usage(), "prompt_tokens", kind=int))
 
 
-async def _asked(trial: Trial, lines: int, depth: float) -> Answer:
-    return await trial.chat(_text(lines, depth), max_tokens=_ANSWER_TOKENS)
+async def _asked(trial: Trial, lines: int, depth: float, tokens: int = _ANSWER_TOKENS) -> Answer:
+    return await trial.chat(_text(lines, depth), max_tokens=tokens)
 
 
 def _text(lines: int, depth: float) -> str:
@@ -89,6 +111,10 @@ def _text(lines: int, depth: float) -> str:
 
 def _is_found(answer: Answer) -> bool:
     return _NUMBER in answer.content() + answer.reasoning()
+
+
+def _is_unsaid(answer: Answer) -> bool:
+    return answer.is_cut_in_thought() and not _is_found(answer)
 
 
 CHECKS = (

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from functools import partial
 
-from holdfast.verify.answers import MalformedError
+from holdfast.verify.answers import MalformedError, has_words
 from holdfast.verify.baseline import OWN_TASKS
 from holdfast.verify.check import Check
 from holdfast.verify.records import Request
@@ -18,12 +17,6 @@ from holdfast.verify.waiting import together
 _AT_ONCE = 8
 _ANSWER_TOKENS = 512
 _OK = 200
-
-
-def is_right(said: str, expected: str) -> bool:
-    """Whether the expected text is in the answer as whole words, in any case and spacing."""
-    words = r"\s+".join(map(re.escape, expected.split()))
-    return re.search(rf"(?<!\w){words}(?!\w)", said, re.IGNORECASE) is not None
 
 
 async def own_tasks(trial: Trial) -> None:
@@ -49,7 +42,7 @@ async def _solves(trial: Trial, task: Task) -> bool:
         if answer.status != _OK:
             trial.warn(f"the task in line {task.line} got {answer.status}")
             return False
-        return is_right(answer.content(), task.expected)
+        return has_words(answer.content(), task.expected)
     except (NoAnswerError, MalformedError):
         trial.warn(f"the task in line {task.line} got no answer")
         return False
