@@ -108,6 +108,28 @@ def test_rounded_logits_have_a_floor_without_any_difference() -> None:
     assert limits.greatest > 0.2188
 
 
+def test_rounding_may_diverge_as_far_as_it_moves_logits() -> None:
+    """A server that rounds to other steps keeps to the limit of what showed no noise."""
+    tops, draw = rounded_tops(2**-6, 2**-5), random.Random(5)
+    moved = [
+        {
+            token: value + draw.gauss(0, 2**-5 if token < 2 else 2**-6)
+            for token, value in top.items()
+        }
+        for top in tops
+    ]
+    whole = [
+        {
+            token: value - math.log(math.fsum(map(math.exp, top.values())))
+            for token, value in top.items()
+        }
+        for top in moved
+    ]
+    found = compare(dict(enumerate(tops)), dict(enumerate(whole)))
+    floor = rounding_floor(tops)
+    assert 0 < found.divergence < floor.divergence == 2**-11
+
+
 def test_logits_that_are_not_rounded_have_no_step() -> None:
     """Those of float32 may be anything; nor do a few numbers make a step."""
     draw = random.Random(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from dataclasses import replace
@@ -106,6 +107,32 @@ def test_contexts_that_the_server_does_not_promise_are_left_out() -> None:
         ScoringDouble(), SCORES, options=Options(replace(whole, contexts=(long,)))
     ).values()
     assert made.status is CheckStatus.PASSED
+
+
+class Counting(ScoringDouble):
+    """Counts how many requests for first tokens are under way together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most_at_a_time = 0
+        self._at_a_time = 0
+
+    async def _completion(self, request: Request) -> Response:
+        is_counted = len((await request.json())["prompt"]) == 4
+        self._at_a_time += is_counted
+        self.most_at_a_time = max(self.most_at_a_time, self._at_a_time)
+        try:
+            await asyncio.sleep(0)  # for another to come
+            return await super()._completion(request)
+        finally:
+            self._at_a_time -= is_counted
+
+
+def test_first_tokens_are_recorded_alone() -> None:
+    """The canary of a server is, whose answers are compared with them."""
+    app = Counting()
+    assert len(recorded(app).first_tokens) == 8
+    assert app.most_at_a_time == 1
 
 
 def test_without_a_prefix_cache_no_long_context_is_recorded(

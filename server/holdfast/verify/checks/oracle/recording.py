@@ -24,7 +24,6 @@ from holdfast.verify.checks.self_agreement.judging import malformed_blamed, nois
 from holdfast.verify.checks.self_agreement.sequences import MOST_SCORED_TOKENS, Sequences, sequences
 from holdfast.verify.scoring import decoded, next_top, token_ids_of
 from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
-from holdfast.verify.waiting import together
 
 ANSWER_TOKENS = 32
 ROUNDS = 12
@@ -80,8 +79,12 @@ async def measured(trial: Trial) -> Baseline:
 
 
 async def rounds_of(trial: Trial, prompts: Sequence[Sequence[int]]) -> list[list[Top]]:
-    """What follows each of these prompts, asked at once in each round; by round, then by prompt."""
-    return [await together(*(next_top(trial, prompt) for prompt in prompts)) for _ in range(ROUNDS)]
+    """What follows each of these prompts, by round, then by prompt.
+
+    Each is asked alone, as the canary of `serve --verify-baseline` asks: what shares an engine's
+    step may change the log-probs.
+    """
+    return [[await next_top(trial, prompt) for prompt in prompts] for _ in range(ROUNDS)]
 
 
 async def prompt_of(trial: Trial, text: str, *, is_chat: bool) -> list[int] | None:
