@@ -1,6 +1,7 @@
 """Is what a server answers right? `holdfast verify URL`, against any OpenAI-compatible server.
 
-Runs in a process of its own, on any machine that reaches the server.
+Runs in a process of its own, on any machine that reaches the server. The server itself compares
+with a baseline by `agreement` and `baseline`, and `holdfast doctor` reads answers by `answers`.
 
 command.py   the flags, the order, the exit code
 runner.py    makes the checks one after the other; no check can end the run

@@ -24,7 +24,6 @@ from holdfast.verify.checks.self_agreement.sequences import (
 from holdfast.verify.scoring import Decoded, decoded, scored, written
 from holdfast.verify.trial import Trial, UnexpectedStatusError
 
-_PROMPTS = 3
 _WIDTHS = (1, 3, 20)
 _ROUNDING = 1e-4
 
