@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+ENDED_SECONDS = 1.0
+"""A task that was cancelled has ended by then, unless it refuses to."""
 
 First = TypeVar("First")
 Second = TypeVar("Second")
@@ -28,3 +31,17 @@ async def race(
         for future in both:
             future.cancel()
         await asyncio.gather(*both, return_exceptions=True)
+
+
+async def forget_cancellations(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Have cancelled tasks let go of what they used.
+
+    Such a task keeps its CancelledError until its result is read, and with the traceback all frames
+    of its coroutine. If one of these refers to the task, only the garbage collector can
+    free them, and it frees nothing that is frozen.
+    """
+    ended, _ = await asyncio.wait([*tasks], timeout=ENDED_SECONDS)
+    for task in ended:
+        if task.cancelled():
+            with suppress(asyncio.CancelledError):
+                task.result()

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -72,7 +73,7 @@ class _Host(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answers each path in another way."""
         self.asked.append(self.path)
-        if self.path == "/picture":
+        if self.path in {"/picture", "/another"}:
             self._answer(200, picture())
         elif self.path == "/redirect":
             self.send_response(302)
@@ -338,6 +339,24 @@ def test_vllms_budget_for_the_downloads_of_a_request_is_charged(
         fetch()
 
 
+def test_a_query_with_many_documents_is_fetched_once(
+    host: http.server.ThreadingHTTPServer,
+) -> None:
+    """Cross-encoders ask for it with each document, and it would be charged as often."""
+    charged: list[int] = []
+
+    def fetch_three_times() -> None:
+        REQUEST.set(RequestContext("one"))
+        connection: Any = connector("127.0.0.1").connection
+        budget = SimpleNamespace(charge=charged.append)
+        for _ in range(3):
+            body = connection.get_bytes(url_of(host, "picture"), request_budget=budget)
+            assert body == picture()
+
+    copy_context().run(fetch_three_times)
+    assert sum(charged) == len(picture())
+
+
 def test_the_frames_of_a_clip_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of JPEG images is one, of as many as fit into a body."""
     monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", "10000")
@@ -543,14 +562,14 @@ def test_an_image_is_fetched_in_a_thread_within_the_budgets_of_its_request(
 ) -> None:
     """As scores are, by one connector for each document."""
     monkeypatch.setenv("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", "1")
-    url = url_of(host, "picture")
     context = RequestContext()
 
-    async def fetch() -> Any:
+    async def fetch(path: str) -> Any:
         REQUEST.set(context)
+        url = url_of(host, path)
         return await asyncio.to_thread(lambda: connector("127.0.0.1").fetch_image(url))
 
-    assert asyncio.run(fetch()).size == (8, 8)
+    assert asyncio.run(fetch("picture")).size == (8, 8)
     assert context.media.bytes.try_take(budgets.MIB - len(picture()))
     with pytest.raises(VLLMUnprocessableEntityError):
-        asyncio.run(fetch())
+        asyncio.run(fetch("another"))

@@ -27,6 +27,7 @@ from holdfast.patches.pooling import (
     RENDERED_AT_ONCE,
     check_comparisons,
     check_values,
+    most_values,
     share_rendering,
 )
 from holdfast.request_context import REQUEST, RequestContext, current_request
@@ -220,10 +221,10 @@ def test_what_is_made_of_each_token_is_bounded(
     """vLLM makes a number of Python's and JSON of each."""
     params = PoolingParams(task=task, **given)
     half = MAX_TOKEN_VALUES // each // 2
-    check_values([half, half], params, model(**made), None)
-    check_values([9 * half], params, model(**made), None)
+    check_values([half, half], params, model(**made), MAX_TOKEN_VALUES)
+    check_values([9 * half], params, model(**made), MAX_TOKEN_VALUES)
     with pytest.raises(VLLMValidationError, match="fewer prompts"):
-        check_values([half, half + 1], params, model(**made), None)
+        check_values([half, half + 1], params, model(**made), MAX_TOKEN_VALUES)
 
 
 @pytest.mark.parametrize(("task", "is_refused"), [("embed", False), ("token_embed", True)])
@@ -248,14 +249,21 @@ def test_only_what_is_made_of_each_token_counts(
         prepare(config, processor, context)
 
 
-def test_scores_are_made_of_more_numbers_than_an_answer_has(config: Any, renderer: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "encoding", "most"),
+    [
+        ("late-interaction", "float", MAX_SCORED_VALUES),
+        (None, "float", MAX_TOKEN_VALUES),
+        (None, "base64", MAX_SCORED_VALUES),
+        (None, "bytes_only", MAX_SCORED_VALUES),
+    ],
+)
+def test_scores_and_bytes_are_made_of_more_numbers_than_json(
+    config: Any, renderer: Any, kind: Any, encoding: str, most: int
+) -> None:
     """Nothing of Python's is made of those."""
-    processor = processor_of("late-interaction", config, renderer)
-    params = PoolingParams(task="token_embed")
-    half = MAX_SCORED_VALUES // DIMENSIONS // 2
-    check_values([half, half], params, model(dim=DIMENSIONS), processor)
-    with pytest.raises(VLLMValidationError, match="fewer prompts"):
-        check_values([half, half + 1], params, model(dim=DIMENSIONS), processor)
+    processor = processor_of(kind, config, renderer) if kind else None
+    assert most_values(processor, SimpleNamespace(encoding_format=encoding)) == most
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -96,6 +96,12 @@ class OpenAIDouble(Starlette):
             + [Route(path, end) for path, end in gets.items()],
             exception_handlers={HTTPException: self._refused},
         )
+
+    def without(self, *paths: str) -> Self:
+        """Answer 404 at these paths from now on."""
+        routes = self.router.routes
+        self.router.routes = [one for one in routes if getattr(one, "path", "") not in paths]
+        return self
 
     # Routes
 

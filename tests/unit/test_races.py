@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
-from holdfast.races import race
+from holdfast.races import forget_cancellations, race
 
 DEADLINE_SECONDS = 60.0
 
@@ -68,3 +70,32 @@ def test_an_error_is_in_its_future() -> None:
                 second.result()
 
     asyncio.run(asyncio.wait_for(scene(), DEADLINE_SECONDS))
+
+
+class Owner:
+    """Has a task whose coroutine refers to it."""
+
+    def __init__(self) -> None:
+        self.task = asyncio.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        await asyncio.Event().wait()
+
+
+def test_a_cancelled_task_lets_go_of_what_it_used() -> None:
+    """Without the garbage collector, which frees nothing that is frozen."""
+
+    async def scene() -> bool:
+        owner = Owner()
+        await asyncio.sleep(0)
+        owner.task.cancel()
+        await forget_cancellations([owner.task])
+        freed = weakref.ref(owner)
+        del owner
+        return freed() is None
+
+    gc.disable()
+    try:
+        assert asyncio.run(asyncio.wait_for(scene(), DEADLINE_SECONDS))
+    finally:
+        gc.enable()

@@ -25,6 +25,7 @@ from holdfast.processes import tree
 from holdfast.processes.deaths import DeathWatch, required_processes
 from holdfast.processes.memory import host_memory_bytes
 from holdfast.processes.stacks import is_compiling, stacks_of
+from holdfast.races import forget_cancellations
 from holdfast.records import Death, EngineFacts, RankStats, Suspect
 from holdfast.worker.crash_records import tracebacks
 from holdfast.worker.step_requests import read_reached_tokens, read_suspects
@@ -338,3 +339,4 @@ class AsyncEngine:
         remaining = await asyncio.to_thread(lambda: tree.kill(self._processes()))
         if remaining:
             logger.error("could not kill processes %s of the engine", remaining)
+        await forget_cancellations([self._death, *self._llm.tasks()])

@@ -21,9 +21,9 @@ A neighbour that takes the memory, and an operator with `kill -9`, end engines t
 leave looks like what a request leaves that is killed for lack of memory, or calls `exit()`. Both
 strike at any time, a killer strikes when it runs. So two deaths in a row that accuse nobody convict
 only what was alone in the engine at the second. In company it is tried, and a further such death
-convicts it if it is the third in a row (several that are harmless alone if it is the fourth); after
-an accusing death it takes two such trials. A trial that ends by SIGTERM or for lack of host memory
-shows nothing: both have a known sender. Such deaths alone quarantine a request after four.
+convicts it if it is the third in a row; after an accusing death, and for several that are harmless
+alone, it takes two such trials. A trial that ends by SIGTERM or for lack of host memory shows
+nothing: both have a known sender. Such deaths alone quarantine a request after four.
 
 A death explained in this way is charged to the key that sent the request, a conviction as one. No
 key can get another key charged: what is convicted was alone in the failed step or in the engine, or

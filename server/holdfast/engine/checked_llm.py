@@ -119,6 +119,11 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         del self.engine_core.add_request_async, self.output_processor.process_outputs
         self.output_processor.request_states.clear()
 
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Return the tasks that read what the engine sends."""
+        reader = getattr(self.engine_core.resources, "output_queue_task", None)
+        return [task for task in (self.output_handler, reader) if task is not None]
+
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *args: Any, **options: Any
     ) -> Any:

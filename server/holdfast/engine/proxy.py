@@ -56,8 +56,8 @@ _CHANGE_WEIGHTS = frozenset(
     }
 )
 """What may change the weights of an engine in its memory, or their name; the next has neither."""
-_HARMLESS_CALLS = ("holdfast_", "check_health")
-"""How the methods of workers begin that Holdfast itself calls."""
+_HARMLESS_CALLS = ("holdfast_", "check_health", "release_late_interaction_query_cache")
+"""How the methods of workers begin that Holdfast and vLLM call by themselves."""
 _KEPT = ("vllm_config", "model_config", "renderer", "input_processor")
 """Attributes of EngineClient; the serving objects keep those of the first engine anyway."""
 

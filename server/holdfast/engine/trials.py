@@ -55,6 +55,8 @@ class Trials:
         self._is_rejected = False
         """Whether a group was refused workspace before."""
         self._unexplained = unexplained
+        self._undecided: Sequence[EngineRequest] | None = None
+        """The group whose last trial ended an engine without an accusation."""
 
     @property
     def is_running(self) -> bool:
@@ -142,13 +144,14 @@ class Trials:
             self._untried.append(tried)
             return ()
         self._unexplained += 1
-        # Those that are harmless alone have passed before, so that twice may be chance.
+        # Those that are harmless alone have passed before, so that one death may be chance.
         is_group = len(tried) > 1 and are_harmless_alone(tried)
-        least_deaths = 3 if is_group else 2
-        is_shown = all(request.deaths >= least_deaths for request in tried)
+        is_third_death = all(request.deaths > 1 for request in tried)
+        is_shown = tried is self._undecided if is_group else is_third_death
         for request in tried:
             request.deaths += 1
         if not (death.blames_requests or is_shown):
+            self._undecided = tried
             self._untried.append(tried)
             return ()
         if len(tried) > 1 and not is_group:

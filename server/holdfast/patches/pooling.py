@@ -40,7 +40,7 @@ MAX_COPIED_CHARACTERS = MAX_COPIED_TOKENS * CHARACTERS_PER_COPIED_TOKEN
 MAX_TOKEN_VALUES = 1 << 25
 """The numbers of an answer with an embedding for each token: as JSON they take 2.3 GB and 8 s."""
 MAX_SCORED_VALUES = 1 << 28
-"""The numbers that scores are made of: 1 GiB, in tensors."""
+"""The numbers that scores, or an answer in bytes, are made of: 1 GiB, in tensors."""
 MAX_COMPARED_TOKENS = 1 << 28
 """Pairs of a query's and a document's token that scores compare: at most 1 GiB at once, and some
 seconds of the rendering thread."""
@@ -63,15 +63,23 @@ def share_rendering() -> None:
         if ctx.pooling_params.task not in _TOKEN_TASKS:
             return
         lengths = [self._extract_prompt_len(one["prompts"]) for one in ctx.engine_inputs]
-        check_values(lengths, ctx.pooling_params, self.model_config, io_processor)
+        most = most_values(io_processor, ctx.request)
+        check_values(lengths, ctx.pooling_params, self.model_config, most)
         if isinstance(io_processor, LateInteractionIOProcessor):
             check_comparisons(lengths, ctx.n_queries, io_processor)
 
     replace(PoolingBaseServing, "_preprocessing", preprocessing)
 
 
-def check_values(lengths: Sequence[int], params: Any, model_config: Any, processor: Any) -> None:
-    """Check how many numbers the engine makes of the tokens of prompts with these lengths.
+def most_values(io_processor: Any, request: Any) -> int:
+    """Return how many numbers a request may have made of tokens: fewer if they become JSON."""
+    is_scored = isinstance(io_processor, ScoringIOProcessor)
+    is_json = not is_scored and getattr(request, "encoding_format", "float") == "float"
+    return MAX_TOKEN_VALUES if is_json else MAX_SCORED_VALUES
+
+
+def check_values(lengths: Sequence[int], params: Any, model_config: Any, most: int) -> None:
+    """Check that the engine makes at most `most` numbers of the tokens of these prompts.
 
     One prompt is always allowed: the operator has chosen how long it may be.
 
@@ -80,8 +88,6 @@ def check_values(lengths: Sequence[int], params: Any, model_config: Any, process
     """
     if len(lengths) == 1:
         return
-    is_scored = isinstance(processor, ScoringIOProcessor)
-    most = MAX_SCORED_VALUES if is_scored else MAX_TOKEN_VALUES
     each = _values_per_token(params, model_config)
     if sum(lengths) * each > most:
         raise VLLMValidationError(

@@ -37,8 +37,10 @@ from holdfast.status_page.patch import Document
 TEXT_COLUMNS = 120
 MAX_SHOWN_EVENTS = 8
 MAX_TERMINAL_EVENTS = 3
+ROOMY_LINES = 40
+"""On a smaller terminal, no empty lines part the bands."""
 MAX_SHOWN_ROWS = 20
-BAND_SHARE = 1 / 4
+BAND_SHARE = 1 / 8
 """The share of a terminal's lines that memory and requests each may take.
 
 If memory needs more, each rank has one line. A terminal shows nothing beyond its last line.
@@ -105,7 +107,8 @@ def screen(
     else:
         events = _events_band(document, MAX_TERMINAL_EVENTS)
         bands = (state, events, memory, requests, _proof_band(document, is_short=True))
-    return Group(*(part for band in bands for part in (*band, Text(""))))
+    gap = () if lines is not None and lines < ROOMY_LINES else (Text(""),)
+    return Group(*(part for band in bands for part in (*band, *gap)))
 
 
 def _state_band(document: Document, now: float) -> Iterator[RenderableType]:
@@ -154,16 +157,23 @@ def _memory_band(document: Document, lines: int | None) -> Iterator[RenderableTy
         yield table
     if left_out:
         yield Text(f"and {number_of(left_out)} more", style="dim")
-    for name, rank in in_order(document, "ranks"):
-        rejections = sum_of(map_of(rank, "rejections"))
-        if rejections:
-            yield Text(f"rank {plain(name)}: {number_of(rejections)} rejections")
-        if error := plain(rank.get("fatal_error")):
-            yield Text(f"rank {plain(name)} is lost: {error}", style="bold red")
+    told = list(_rank_notes(document))
+    yield from told if lines is None else told[: max(1, _most_rows(lines) // 2)]
     host = map_of(document, "host_memory")
     if host:
         left, whole = (size_of(host.get(f"{name}_bytes")) for name in ("available", "total"))
         yield Text(f"host: {left} of {whole} left")
+
+
+def _rank_notes(document: Document) -> Iterator[Text]:
+    """Say what is wrong with ranks, those first that are lost."""
+    ranks = in_order(document, "ranks")
+    for name, rank in ranks:
+        if error := plain(rank.get("fatal_error")):
+            yield Text(f"rank {plain(name)} is lost: {error}", style="bold red")
+    for name, rank in ranks:
+        if rejections := sum_of(map_of(rank, "rejections")):
+            yield Text(f"rank {plain(name)}: {number_of(rejections)} rejections")
 
 
 def _parts_table(document: Document) -> Table:
@@ -270,21 +280,6 @@ def _proof_band(document: Document, *, is_short: bool = False) -> Iterator[Rende
             f"proof: {plain(probe.get('suite'))} {outcome}{limited}, "
             f"{number_of(probe.get('proven_tokens'))} tokens proven"
         )
-        table = new_table("step", "outcome", "tokens", "seconds", "reason")
-        steps = probe.get("steps")
-        for step in filter(is_mapping, steps if isinstance(steps, list) else ()):
-            if is_short and step.get("outcome") != "failed" and not step.get("limited"):
-                continue
-            add_row(
-                table,
-                plain(step.get("name")),
-                plain(step.get("outcome")),
-                number_of(step.get("tokens")),
-                decimal(step.get("duration_seconds")),
-                plain(step.get("reason")),
-            )
-        if table.row_count:
-            yield table
     if nan_rows := proof.get("nan_rows"):
         yield Text(f"{number_of(nan_rows)} rows of logits with a NaN", style="bold red")
     if verify := map_of(proof, "verify"):
@@ -295,6 +290,21 @@ def _proof_band(document: Document, *, is_short: bool = False) -> Iterator[Rende
     for check, found in in_order(proof, "baseline"):
         verdict = "agrees" if found.get("agrees") else "differs"
         yield Text(f"baseline: the {plain(check)} {verdict}")
+    table = new_table("step", "outcome", "tokens", "seconds", "reason")
+    steps = probe.get("steps")
+    for step in filter(is_mapping, steps if isinstance(steps, list) else ()):
+        if is_short and step.get("outcome") != "failed" and not step.get("limited"):
+            continue
+        add_row(
+            table,
+            plain(step.get("name")),
+            plain(step.get("outcome")),
+            number_of(step.get("tokens")),
+            decimal(step.get("duration_seconds")),
+            plain(step.get("reason")),
+        )
+    if table.row_count:
+        yield table
 
 
 def _events_band(document: Document, most: int = MAX_SHOWN_EVENTS) -> Iterator[RenderableType]:
@@ -310,7 +320,7 @@ def _events_band(document: Document, most: int = MAX_SHOWN_EVENTS) -> Iterator[R
         if kind == "probe":
             what = "passed" if event.get("passed") else "failed"
             proven = f"{number_of(event.get('proven_tokens'))} tokens proven"
-            detail = proven if event.get("is_whole") else "one request"
+            detail = "one request" if event.get("is_whole") is False else proven
         elif kind == "growth":
             ranks = event.get("ranks")
             places = len(ranks) if isinstance(ranks, list) else None

@@ -165,13 +165,14 @@ def rounding_floor(tops: Iterable[Top]) -> Floor:
     measured can be 0 for all that. The deviation of a logit, which some roundings on the way to it
     add up to, is taken to be normal and of one step: of the finest for the median, and of the
     steps of the greatest logits for the percentile. The divergence of two distributions is half
-    the variance of what their log-probs differ by, where that is little.
+    the variance of what their log-probs differ by, where that is little. That is a bound already,
+    so it is told without the factor by which limits exceed what was measured.
     """
     ordered = [sorted(top.values(), reverse=True) for top in tops]
     fine = _step_of([values[0] - value for values in ordered for value in values[1:]])
     coarse = _step_of([values[0] - values[1] for values in ordered if len(values) > 1])
     step = max(fine, coarse)
-    return Floor(fine, _NORMAL_P999 * step, divergence=step**2 / 2, samples=0)
+    return Floor(fine, _NORMAL_P999 * step, step**2 / 2 / NOISE_FACTOR**2, samples=0)
 
 
 def pooled(comparisons: Sequence[Comparison]) -> Comparison:

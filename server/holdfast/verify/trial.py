@@ -212,14 +212,15 @@ class Trial:
         """What `/tokenize` says of the prompt of a chat or a completion.
 
         Raises:
-            SkippedError: it takes no chats, as that of SGLang.
+            SkippedError: it takes no chats, as that of SGLang; those of vLLM and Holdfast do.
         """
         names = ("model", "messages", "prompt", "tools", "chat_template_kwargs")
         asked = {name: body[name] for name in names if name in body}
         try:
             return await self.post(TOKENIZE, asked)
         except UnexpectedStatusError as error:
-            if "messages" in body and error.status in _UNKNOWN_FIELD:
+            takes_chats = bool(self.server.vllm or self.server.holdfast)
+            if "messages" in body and error.status in _UNKNOWN_FIELD and not takes_chats:
                 raise SkippedError(f"{TOKENIZE} takes no chats") from None
             raise
 

@@ -212,6 +212,9 @@ def test_a_number_that_some_servers_define_is_not_wrong() -> None:
     assert (made.status, made.reason) == (CheckStatus.PASSED, "")
 
 
+OF_VLLM = ("/version", "/statusz")
+
+
 class Untemplated(OpenAIDouble):
     """Its `/tokenize` takes a `prompt` and no chat, as that of SGLang."""
 
@@ -223,18 +226,34 @@ class Untemplated(OpenAIDouble):
 
 def test_a_tokenizer_without_chats_counts_completions() -> None:
     """A count that is wrong there is still found."""
-    (made,) = results(Untemplated(), PROMPT_TOKENS).values()
-    assert (made.status, made.reason) == (CheckStatus.PASSED, "")
+    (made,) = results(Untemplated().without(*OF_VLLM), PROMPT_TOKENS).values()
+    assert made.status is CheckStatus.WARNED
+    assert made.reason.startswith("/tokenize takes no chats")
     assert {one.name: one.value for one in made.numbers}["prompts"] == 3
-    (made,) = results(Untemplated("prompt_tokens off by one"), PROMPT_TOKENS).values()
+    (made,) = results(
+        Untemplated("prompt_tokens off by one").without(*OF_VLLM), PROMPT_TOKENS
+    ).values()
+    assert made.status is CheckStatus.FAILED
+
+
+class Refusing(OpenAIDouble):
+    """vLLM, whose `/tokenize` takes chats, and here none."""
+
+    async def _tokenize(self, request: Request) -> Response:
+        if "messages" in await request.json():
+            return JSONResponse({"error": {"message": "a template is broken"}}, 400)
+        return await super()._tokenize(request)
+
+
+def test_vllm_has_to_tokenize_chats() -> None:
+    """What it refuses is a fault, and not another kind of server."""
+    (made,) = results(Refusing(), PROMPT_TOKENS).values()
     assert made.status is CheckStatus.FAILED
 
 
 def test_a_tokenizer_without_chats_counts_nothing_where_there_are_only_chats() -> None:
     """The check does not pass without a count."""
-    app = Untemplated()
-    routes = app.router.routes
-    app.router.routes = [one for one in routes if getattr(one, "path", "") != "/v1/completions"]
+    app = Untemplated().without(*OF_VLLM, "/v1/completions")
     (made,) = results(app, PROMPT_TOKENS).values()
     assert (made.status, made.reason) == (CheckStatus.SKIPPED, "/tokenize takes no chats")
 

@@ -52,6 +52,8 @@ class MediaBudgets:
         self.bytes = Budget(max(envs.VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB, 1) * MIB)
         self.slots = asyncio.Semaphore(MAX_CONCURRENT)
         """For fetches on the event loop; a thread fetches one after another."""
+        self.first_fetched: tuple[str, bytes] | None = None
+        """The URL and the body of the first medium that a thread has fetched."""
         self._lock = threading.Lock()
         self._fetches = 0
         self._since_seconds = 0.0

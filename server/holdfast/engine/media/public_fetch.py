@@ -67,8 +67,16 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
         self._follows_redirects = follows_redirects
 
     def get_bytes(self, url: str, **options: Any) -> bytes:
-        """As `async_get_bytes`, for a thread without an event loop."""
-        return asyncio.run(self._in_time(url, **options))
+        """As `async_get_bytes`, for a thread without an event loop.
+
+        Cross-encoders fetch a query first, and then again with each document (0.32, 0.33), so the
+        first body is kept.
+        """
+        budgets = budgets_of_request()
+        if budgets.first_fetched is None:
+            budgets.first_fetched = url, asyncio.run(self._in_time(url, **options))
+        first_url, body = budgets.first_fetched
+        return body if url == first_url else asyncio.run(self._in_time(url, **options))
 
     async def async_get_bytes(self, url: str, **options: Any) -> bytes:
         """Return the body at a URL, when the request has a slot; see `_in_time`."""

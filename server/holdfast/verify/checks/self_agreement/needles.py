@@ -11,7 +11,7 @@ from holdfast.verify.answers import dig
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.self_agreement.sequences import longest_tokens
 from holdfast.verify.records import equal_to
-from holdfast.verify.target import Answer
+from holdfast.verify.target import PATIENT_SECONDS, Answer
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 
 _DEPTHS = 15
@@ -40,19 +40,23 @@ async def needles(trial: Trial) -> None:
     longest = 0
     for length in sorted({min(one, room) for one in _LENGTHS.get(trial.profile, _EVERY_LENGTH)}):
         lines = await _lines_of(trial, length, short)
+        judged = 0
         for step in range(_DEPTHS):
             depth = step / (_DEPTHS - 1)
             answer = await _asked(trial, lines, depth, tokens)
-            longest = max(longest, _prompt_tokens(answer))
             where = f"at {depth:.0%} of {lines} lines"
             if _is_unsaid(answer):
                 trial.warn(f"{where} the model still thinks after {tokens} tokens", answer)
                 continue
+            judged += 1
+            longest = max(longest, _prompt_tokens(answer))
             found.setdefault(depth, []).append(_is_found(answer))
             if depth <= _JUDGED_DEPTH:
                 trial.require(found[depth][-1], f"{where} the number is not found", answer)
-    if not found:
-        raise InconclusiveError(f"in every long text the model still thinks after {tokens} tokens")
+        if not judged:
+            raise InconclusiveError(
+                f"in all texts of {lines} lines the model still thinks after {tokens} tokens"
+            )
     missed = sum(not one for depth, all_ in found.items() for one in all_ if depth <= _JUDGED_DEPTH)
     trial.measure("numbers that were not found", missed, limit=equal_to(0))
     trial.measure("longest prompt", longest, "tokens")
@@ -70,10 +74,11 @@ async def _first(trial: Trial) -> tuple[int, Answer]:
     longest = longest_tokens(trial)
     for tokens in (_ANSWER_TOKENS, min(_THINKING_TOKENS, longest // 2)):
         short = await _asked(trial, _SHORT_LINES, 0.5, tokens)
-        if _is_found(short):
-            return tokens, short
-        if not short.is_cut_in_thought():
+        if short.is_cut_in_thought():
+            continue  # one that has the number in its thoughts by now thinks longer of long texts
+        if not _is_found(short):
             raise SkippedError("the model does not find a number in a short text")
+        return tokens, short
     raise InconclusiveError(f"the model still thinks after {tokens} tokens")
 
 
@@ -95,7 +100,8 @@ def _prompt_tokens(answer: Answer) -> int:
 
 
 async def _asked(trial: Trial, lines: int, depth: float, tokens: int = _ANSWER_TOKENS) -> Answer:
-    return await trial.chat(_text(lines, depth), max_tokens=tokens)
+    asked = _text(lines, depth)
+    return await trial.chat(asked, max_tokens=tokens, deadline_seconds=PATIENT_SECONDS)
 
 
 def _text(lines: int, depth: float) -> str:
@@ -114,7 +120,7 @@ def _is_found(answer: Answer) -> bool:
 
 
 def _is_unsaid(answer: Answer) -> bool:
-    return answer.is_cut_in_thought() and not _is_found(answer)
+    return answer.is_cut_in_thought() and not answer.content().strip() and not _is_found(answer)
 
 
 CHECKS = (
@@ -125,6 +131,6 @@ CHECKS = (
         "The model finds a sentence at every depth of a text, up to the longest promised.",
         profiles=FROM_STANDARD,
         needs=("chat",),
-        deadline_seconds=3600.0,
+        deadline_seconds=14400.0,
     ),
 )

@@ -8,11 +8,8 @@ from typing import Any
 
 from holdfast.verify.checks.wire.asking import PROMPT, either
 from holdfast.verify.records import Request
-from holdfast.verify.target import Answer, NoAnswerError
+from holdfast.verify.target import PATIENT_SECONDS, Answer, NoAnswerError
 from holdfast.verify.trial import SkippedError, Trial
-
-PATIENT_SECONDS = 600.0
-"""For an answer that may wait for a new engine, or for the longest prompt."""
 
 
 def require_consent(trial: Trial) -> None:

@@ -12,12 +12,12 @@ from typing import IO, Any
 
 from holdfast.verify.answers import dig, excerpt
 from holdfast.verify.check import FROM_STANDARD, Check
-from holdfast.verify.checks.survive.asking import PATIENT_SECONDS, require_life
+from holdfast.verify.checks.survive.asking import require_life
 from holdfast.verify.checks.wire.asking import either
 from holdfast.verify.course import course_of
 from holdfast.verify.records import equal_to
 from holdfast.verify.survey import ask_holdfast
-from holdfast.verify.target import Answer, NoAnswerError
+from holdfast.verify.target import PATIENT_SECONDS, Answer, NoAnswerError
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 from holdfast.verify.waiting import together
 

@@ -16,12 +16,16 @@ from holdfast.verify.checks.tools.calls import Turn, is_cut, whole_turn
 from holdfast.verify.trial import CHAT, InconclusiveError, SkippedError, Trial
 
 _ANY_NAME = "|".join(NAMES)
+_TAGS = rf"<(?:function=|invoke name=|tool_call>\s*)\"?({_ANY_NAME})\b"
 _CALL_FORMS = re.compile(
     rf'"name"\s*:\s*"({_ANY_NAME})"'
     rf"|\b({_ANY_NAME})(?:\(\s*(?:\w+\s*=|[\"'{{])|(?:\[ARGS\])?\s*{{\")"
-    rf"|<(?:function=|invoke name=|tool_call>\s*)\"?({_ANY_NAME})\b"
+    rf"|{_TAGS}"
 )
-"""JSON, a name before its arguments, and tags. Behind a mention in prose there are no values."""
+"""JSON, a name before its arguments, and tags."""
+_TAGGED = re.compile(_TAGS)
+_BEGINNING = re.compile(rf"\s*(?:[\[{{<]|(?:{_ANY_NAME})\b)")
+"""Where a call stands alone. In prose, a model may as well tell what it is about to do."""
 
 
 async def parser(trial: Trial) -> None:
@@ -80,12 +84,13 @@ def _calls(turn: Turn) -> Counter[str]:
 
 
 def left_in(content: str) -> Counter[str]:
-    """The calls that a parser took for text, in any form in which models write them.
+    """The calls that a parser took for text, in the forms that most models write.
 
-    A call in thoughts is one that the model only considers.
+    A call in thoughts, or in prose without tags, is one that the model only speaks of.
     """
     said = content.rpartition("</think>")[2]
-    return Counter(name for found in _CALL_FORMS.findall(said) for name in found if name)
+    forms = _CALL_FORMS if _BEGINNING.match(said) else _TAGGED
+    return Counter(found[found.lastindex or 0] for found in forms.finditer(said))
 
 
 def _mentions(turn: Turn) -> Counter[str]:

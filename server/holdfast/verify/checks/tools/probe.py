@@ -9,7 +9,7 @@ from holdfast.verify.check import Check
 from holdfast.verify.checks.self_agreement.sequences import longest_tokens
 from holdfast.verify.checks.tools.asking import ANSWER_TOKENS
 from holdfast.verify.other_tools import Row, Wish, rows_of
-from holdfast.verify.target import REQUEST_SECONDS
+from holdfast.verify.target import PATIENT_SECONDS
 from holdfast.verify.trial import SkippedError, Trial
 
 _ANSWER_TOKENS = 1024
@@ -37,7 +37,7 @@ async def probe(trial: Trial) -> None:
         trial.target.api_key,
         trial.target.secrets,
         max_tokens=max(min(_ANSWER_TOKENS, longest_tokens(trial) // 2), ANSWER_TOKENS),
-        timeout_seconds=REQUEST_SECONDS,
+        timeout_seconds=PATIENT_SECONDS,
     )
     rows = await rows_of(wish)
     differing = tuple(row.name for row in rows if row.is_twin and row.status == "fail")
@@ -75,6 +75,6 @@ CHECKS = (
         "canitoolcall's probe finds no markup, no broken protocol and no stream that differs.",
         needs=("tools",),
         packages=("canitoolcall",),
-        deadline_seconds=900.0,
+        deadline_seconds=3600.0,
     ),
 )

@@ -66,6 +66,7 @@ async def prompt_tokens(trial: Trial) -> None:
         except SkippedError:
             if "completions" not in trial.server.abilities:
                 raise
+            trial.warn("/tokenize takes no chats, so their tokens are not judged")
             continue
         counted_prompts += 1
         whole = await trial.post(path, body)

@@ -69,10 +69,10 @@ async def _judge_name(trial: Trial, answer: Answer) -> None:
         return
     roots = await _roots(trial)
     told = f"it names the model {named!r} and not {asked!r}"
-    has_both = bool(roots.get(asked) and roots.get(named))
-    if not named or (has_both and roots[asked] != roots[named]):
+    is_alias = bool(roots.get(asked)) and roots.get(asked) == roots.get(named)
+    if not named or (named in roots and not is_alias):
         trial.blame(told, answer)
-    elif not has_both:
+    elif not is_alias:
         trial.warn(told, answer)
 
 
