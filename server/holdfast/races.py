@@ -37,8 +37,8 @@ async def forget_cancellations(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Have cancelled tasks let go of what they used.
 
     Such a task keeps its CancelledError until its result is read, and with the traceback all frames
-    of its coroutine. If one of these refers to the task, only the garbage collector can
-    free them, and it frees nothing that is frozen.
+    of its coroutine. If one of these refers to the task, only the garbage collector can free them,
+    and it frees nothing that is frozen.
     """
     ended, _ = await asyncio.wait([*tasks], timeout=ENDED_SECONDS)
     for task in ended:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -313,80 +314,64 @@ def test_what_a_grammar_does_not_accept_ends_its_request(config: Any) -> None:
     assert wrong.stop_reason not in {TOO_SLOW, COMPILES_TOO_LONG}
 
 
-def test_a_grammar_that_compiles_for_too_long_ends_beside_others(
-    config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However busy the engine is: its request is scheduled, and ends with its first token."""
-    compiled = threading.Event()
-    create = StructuredOutputManager._create_grammar
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Until it is set, or the test has ended, the grammar of the request `slow` compiles."""
+    event, create = threading.Event(), StructuredOutputManager._create_grammar
 
     def create_slowly(manager: Any, request: Any) -> Any:
         if request.request_id == "slow":
-            compiled.wait(DEADLINE_SECONDS)
+            event.wait(DEADLINE_SECONDS)
         return create(manager, request)
 
     monkeypatch.setattr(StructuredOutputManager, "_create_grammar", create_slowly)
+    yield event
+    event.set()
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_grammar_that_compiles_for_too_long_ends_beside_others(config: Any) -> None:
+    """However busy the engine is: its request is scheduled, and ends with its first token."""
     bound_grammars(DEADLINE_SECONDS)
     steps = Steps(config)
     usual = steps.compiled("usual", {"regex": "b+"})
     bound_grammars(0.0)
-    try:
-        slow = steps.add("slow", {"regex": "c+"})
-        wait_until(
-            lambda: slow.structured_output_request.is_grammar_ready,
-            deadline_seconds=DEADLINE_SECONDS,
-            what=lambda: "no thread has begun with it",
-        )
-        steps.masks()
-        assert steps.accept(usual, steps.tokens("b"))
-        assert not steps.accept(slow, steps.tokens("c"))
-    finally:
-        compiled.set()
+    slow = steps.add("slow", {"regex": "c+"})
+    wait_until(
+        lambda: slow.structured_output_request.is_grammar_ready,
+        deadline_seconds=DEADLINE_SECONDS,
+        what=lambda: "no thread has begun with it",
+    )
+    steps.masks()
+    assert steps.accept(usual, steps.tokens("b"))
+    assert not steps.accept(slow, steps.tokens("c"))
     assert slow.stop_reason == COMPILES_TOO_LONG
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(("queue_seconds", "is_given_up"), [(DEADLINE_SECONDS, False), (0.0, True)])
 def test_the_time_that_others_compile_is_not_that_of_a_grammar(
     config: Any, monkeypatch: pytest.MonkeyPatch, queue_seconds: float, *, is_given_up: bool
 ) -> None:
     """After a death all come at once, and vLLM has few threads; but none waits for ever."""
-    compiled = threading.Event()
-    create = StructuredOutputManager._create_grammar
-
-    def create_slowly(manager: Any, request: Any) -> Any:
-        compiled.wait(DEADLINE_SECONDS)
-        return create(manager, request)
-
-    monkeypatch.setattr(StructuredOutputManager, "_create_grammar", create_slowly)
     monkeypatch.setattr(grammar_compilation, "MAX_QUEUE_SECONDS", queue_seconds)
     bound_grammars(0.0)
     steps = Steps(config)
     steps.manager.executor = ThreadPoolExecutor(1)
-    try:
-        steps.add("slow", {"regex": "c+"})
-        wanted = steps.add("usual", {"regex": "b+"}).structured_output_request
-        assert wanted.is_grammar_ready is is_given_up
-        assert not is_given_up or wanted.grammar.stop_reason == NOT_COMPILED
-    finally:
-        compiled.set()
+    steps.add("slow", {"regex": "c+"})
+    wanted = steps.add("usual", {"regex": "b+"}).structured_output_request
+    assert wanted.is_grammar_ready is is_given_up
+    assert not is_given_up or wanted.grammar.stop_reason == NOT_COMPILED
 
 
 def test_a_grammar_of_a_begun_answer_may_take_longer_by_its_tokens(
-    config: Any, monkeypatch: pytest.MonkeyPatch
+    config: Any, compiled: threading.Event
 ) -> None:
     """It reads the answer again, which is not the fault of the grammar."""
-    compiled = threading.Event()
-    create = StructuredOutputManager._create_grammar
-
-    def create_slowly(manager: Any, request: Any) -> Any:
-        compiled.wait(DEADLINE_SECONDS)
-        return create(manager, request)
-
-    monkeypatch.setattr(StructuredOutputManager, "_create_grammar", create_slowly)
     bound_grammars(0.0)
     steps = Steps(config)
     sent = [1] * math.ceil(DEADLINE_SECONDS / SECONDS_PER_TOKEN)
-    begun = steps.add("begun", {"regex": "b+"}, extra_args={SENT_TOKENS: sent})
+    begun = steps.add("slow", {"regex": "b+"}, extra_args={SENT_TOKENS: sent})
     assert not begun.structured_output_request.is_grammar_ready
     compiled.set()
     wait_until(

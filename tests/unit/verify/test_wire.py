@@ -236,18 +236,9 @@ def test_a_tokenizer_without_chats_counts_completions() -> None:
     assert made.status is CheckStatus.FAILED
 
 
-class Refusing(OpenAIDouble):
-    """vLLM, whose `/tokenize` takes chats, and here none."""
-
-    async def _tokenize(self, request: Request) -> Response:
-        if "messages" in await request.json():
-            return JSONResponse({"error": {"message": "a template is broken"}}, 400)
-        return await super()._tokenize(request)
-
-
 def test_vllm_has_to_tokenize_chats() -> None:
     """What it refuses is a fault, and not another kind of server."""
-    (made,) = results(Refusing(), PROMPT_TOKENS).values()
+    (made,) = results(Untemplated(), PROMPT_TOKENS).values()
     assert made.status is CheckStatus.FAILED
 
 
