@@ -39,7 +39,6 @@ from holdfast.engine.grammars.checker import GrammarChecker, grammar_checker
 from holdfast.engine.grammars.compiler import Compiler
 from holdfast.engine.grammars.pool import Pool
 from holdfast.engine.grammars.requests import check_in_workers, validate_without_xgrammar
-from holdfast.errors import NotReadyError
 from holdfast.patches import grammar_steps
 from holdfast.patches.grammar_compilation import COMPILES_TOO_LONG, NOT_COMPILED
 from holdfast.patches.grammar_memory import NO_ROOM
@@ -614,8 +613,8 @@ def test_what_was_made_for_a_grammar_that_is_given_up_is_counted(
 @pytest.mark.parametrize(
     ("reason", "error", "message"),
     [
-        (NO_ROOM, NotReadyError, "too much memory"),
-        (NOT_COMPILED, NotReadyError, "too long"),
+        (NO_ROOM, GracefulHTTPError, "too much memory"),
+        (NOT_COMPILED, GracefulHTTPError, "too long"),
         (DEAD_END, VLLMValidationError, "allows no token"),
     ],
     ids=["made-room", "had-no-turn", "leads-nowhere"],
@@ -633,6 +632,24 @@ def test_a_grammar_may_be_sent_again_after_one_answer_of_it_ended(
             await anext(refusing(outputs(), pytest.fail))
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize("reason", [NO_ROOM, NOT_COMPILED])
+def test_a_grammar_for_which_others_leave_no_room_is_a_503(reason: str) -> None:
+    """Which says that the client may send it again."""
+    context = RequestContext()
+
+    async def outputs() -> AsyncIterator[Any]:
+        yield output("error", reason)
+
+    async def scene() -> None:
+        REQUEST.set(context)
+        with pytest.raises(GracefulHTTPError) as refused:
+            await anext(refusing(outputs(), pytest.fail))
+        assert refused.value.http_status == HTTPStatus.SERVICE_UNAVAILABLE
+
+    asyncio.run(scene())
+    assert context.may_be_retried is True
 
 
 def test_another_error_of_an_engine_is_left_to_vllm() -> None:

@@ -25,6 +25,7 @@ from holdfast.engine.continuation import (
 from holdfast.engine.sequence_queue import SequenceQueue
 from holdfast.engine.sizes import media_bytes_of
 from holdfast.engine.unread_tokens import unread_tokens
+from holdfast.engine.vllm_errors import as_http_errors
 from holdfast.errors import NotReadyError
 from holdfast.patches.continued import SENT_TOKENS
 from holdfast.patches.grammar_compilation import COMPILES_TOO_LONG, NOT_COMPILED
@@ -317,13 +318,14 @@ async def refusing(
     Raises:
         VLLMValidationError: the engine gave the grammar up, see `patches.grammars`, or it leads
             nowhere.
-        NotReadyError: it gave it up because those of others took its memory or its time.
+        GracefulHTTPError: it gave it up because those of others took its memory or its time.
     """
     async with aclosing(outputs):
         async for output in outputs:
             reasons = {one.stop_reason for one in output.outputs if one.finish_reason == "error"}
             if later := reasons & _LATER.keys():
-                raise NotReadyError(_LATER[later.pop()])
+                with as_http_errors(current_request()):
+                    raise NotReadyError(_LATER[later.pop()])
             if reasons & {DEAD_END, *_REFUSALS}:
                 # Nothing else counts them: the caller does not get this output.
                 prompt_tokens = 0 if has_begun else len(output.prompt_token_ids or ())

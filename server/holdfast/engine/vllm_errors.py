@@ -112,7 +112,7 @@ async def capacity_lent() -> AsyncIterator[None]:
             OverloadedError; the client may retry the request.
     """
     context = current_request()
-    with _as_http_errors(context):
+    with as_http_errors(context):
         async with context.away():
             yield
 
@@ -124,13 +124,18 @@ async def session_call(session: Session) -> AsyncIterator[None]:
     Raises:
         GracefulHTTPError: there is none for it.
     """
-    with _as_http_errors(current_request()):
+    with as_http_errors(current_request()):
         async with session.call():
             yield
 
 
 @contextmanager
-def _as_http_errors(context: RequestContext) -> Iterator[None]:
+def as_http_errors(context: RequestContext) -> Iterator[None]:
+    """Raise what a client may send again as the exception that vLLM's routes answer with.
+
+    Raises:
+        GracefulHTTPError: instead of a NotReadyError or an OverloadedError.
+    """
     try:
         yield
     except (NotReadyError, OverloadedError) as error:
