@@ -38,6 +38,7 @@ DRIVEN_ELSEWHERE = {
     "doctor.command_line": "unit/doctor/test_manifest_checks.py",
     "doctor.deployments": "unit/doctor/test_manifest_checks.py unit/doctor/test_probe_checks.py",
     "doctor.findings": "unit/doctor/test_command.py unit/doctor/test_checks.py",
+    "engine.aborts": "unit/engine/test_async_engine.py unit/engine/test_replay.py",
     "engine.arguments": "process/test_vllm_flags.py process/test_usage_errors.py",
     "engine.checked_llm": "contract/test_vllm_sequences.py contract/test_vllm_grammars.py",
     "engine.configure": "process/test_usage_errors.py engine/test_engine_deaths.py",

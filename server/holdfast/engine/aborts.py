@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast.engine.request import EngineOutputs, EngineRequest
+from holdfast.request_context import current_request
 
 
 class Aborts:
@@ -23,6 +24,18 @@ class Aborts:
         """Whether the engine was told to stop scheduling or to sleep, so any abort is expected."""
         self.on_unexpected: Callable[[], None] = lambda: None
         """Called when the engine aborts a request that it was not asked to abort."""
+
+    def allowed(self, request_ids: Iterable[str]) -> Iterable[str]:
+        """Return those that the running task may have aborted: a client only what it asked for.
+
+        vLLM's routes abort by IDs that clients choose, and another client may have chosen the same.
+        What runs for an operator has neither capacity nor a session.
+        """
+        context = current_request()
+        if context.capacity is None and context.session is None:
+            return request_ids
+        own = {request.request_id for request in self._requests if request.context is context}
+        return own.intersection(request_ids)
 
     def expect_all(self) -> None:
         """Record that the engine is being asked to abort all its requests."""

@@ -204,7 +204,8 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         leaving.
         """
         given = [request_id] if isinstance(request_id, str) else list(request_id)
-        names = [name for name in given if not self.requests.is_suspect(name)]
+        allowed = self.requests.aborts.allowed(given)
+        names = [name for name in allowed if not self.requests.is_suspect(name)]
         error = RequestAbortedError("The request was aborted while it waited for the engine.")
         self.requests.refuse(lambda one: one.request_id in names, error)
         self.requests.aborts.expect(frozenset(names))

@@ -35,8 +35,10 @@ from holdfast.nodes.remote_ranks import RemoteRanks
 from holdfast.patches.stat_logger import Queues
 from holdfast.processes.deaths import CoreProcess
 from holdfast.records import Death, Lora
+from holdfast.request_context import REQUEST, RequestContext
 from holdfast.worker import rpc
 from holdfast.workspace.plan import WorkspaceSpec
+from scripted_capacity import ScriptedCapacity
 from stub_engine import FACTS
 
 COMPILER_BYTES = 256 << 20
@@ -166,6 +168,35 @@ def test_a_request_on_trial_is_not_aborted(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(proxy.requests, "is_suspect", lambda name: name == "tried")
     run(proxy.abort(["tried", "other"]))
     assert asked == [["other"]]
+
+
+def test_a_client_aborts_nothing_that_another_has_named_alike() -> None:
+    """vLLM aborts a transcription by the ID of its client; an operator may abort anything."""
+    asked: list[list[str]] = []
+
+    class Engine:
+        async def abort(self, names: list[str]) -> None:
+            asked.append(names)
+
+    async def live() -> None:
+        proxy, tasks = EngineProxy(), []
+        first, second = (RequestContext(capacity=ScriptedCapacity()) for _ in range(2))
+        for context in (first, second):
+            REQUEST.set(context)
+            tasks.append(asyncio.create_task(use(proxy, {"prompt": "a", "request_id": "a"})))
+        while proxy.requests.held < 2:  # noqa: ASYNC110 - the loop is all there is
+            await asyncio.sleep(0)
+        proxy._current = Engine()
+        for context in (second, first, RequestContext()):
+            REQUEST.set(context)
+            await proxy.abort("a")
+        tasks[1].cancel()
+        await asyncio.wait(tasks)
+        with pytest.raises(Exception, match="was aborted while it waited"):
+            await tasks[0]
+
+    run(live())
+    assert asked == [[], ["a"], ["a"]]
 
 
 @pytest.mark.parametrize(
