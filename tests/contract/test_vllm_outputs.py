@@ -110,15 +110,20 @@ def test_vllm_answers_with_our_words() -> None:
     assert (lost.status_code, gone.http_status) == (500, 503)
 
 
+@pytest.mark.parametrize("is_kept", ["0", "1"])
 @pytest.mark.parametrize("request_id", ["cmpl-a1-0", "chatcmpl-0_b", "7_x"])
-def test_a_request_is_known_by_the_name_the_engine_gives_it(request_id: str) -> None:
-    """vLLM appends random characters, and numbers the answers of `n > 1`."""
+def test_a_request_is_known_by_the_name_the_engine_gives_it(
+    request_id: str, is_kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM numbers the answers of `n > 1`, and appends random characters unless told not to."""
+    monkeypatch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", is_kept)
     request = _request(request_id)
     InputProcessor.assign_request_id(request)
     child_id, _ = ParentRequest(request).get_child_info(1)
     assert request_id in OUTPUTS.request_ids(request.request_id)
     assert request_id in OUTPUTS.request_ids(child_id)
     assert request_id + "0" not in OUTPUTS.request_ids(request.request_id)
+    assert request_id.rpartition("-")[0] not in OUTPUTS.request_ids(request.request_id)
 
 
 def digest_of(prompt: Mapping[str, Any], **parameters: Any) -> str:

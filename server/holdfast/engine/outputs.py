@@ -14,6 +14,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+from vllm import envs
 from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -211,8 +212,12 @@ class VllmOutputs:
         return sum(len(getattr(one, "token_ids", None) or ()) for one in _completions(output))
 
     def request_ids(self, internal_id: str) -> tuple[str, ...]:
-        """Undo vLLM's naming: `-` and 8 characters appended, a child's index and `_` in front."""
-        name = internal_id.rpartition(_RANDOM_SEPARATOR)[0]
+        """Undo vLLM's naming: `-` and 8 characters appended, a child's index and `_` in front.
+
+        `VLLM_DISABLE_REQUEST_ID_RANDOMIZATION`, which vLLM means to remove, has nothing appended.
+        """
+        is_kept = getattr(envs, "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", False)
+        name = internal_id if is_kept else internal_id.rpartition(_RANDOM_SEPARATOR)[0]
         index, _, rest = name.partition(_CHILD_SEPARATOR)
         return (name, rest) if index.isdigit() else (name,)
 
