@@ -110,6 +110,10 @@ class RequestContext:
     """How many log-probs of prompts it wants, by the engine request of each prompt."""
     sequences: int = 0
     """How many of its sequences the engine has, or will get when it is their turn."""
+    beam_searches: int = 0
+    """How many beam searches it runs; each makes an engine request for each beam and token."""
+    begins_search: bool = False
+    """Whether its next engine request is the first of a beam search."""
     engine_is_done: Callable[[], None] = lambda: None
     """Called when the engine has none of its sequences any more, even if the client still reads."""
 
@@ -162,6 +166,35 @@ class RequestContext:
         if self.capacity is not None and not self.absences:
             with self.waiting():
                 await self.capacity.acquire()
+
+    def release_if_done(self) -> None:
+        """Give its capacity to others if the engine has nothing of it, and no beam search goes on.
+
+        Between two tokens of a beam search, others would get the capacity for whole answers.
+        """
+        if not (self.sequences or self.beam_searches):
+            self.engine_is_done()
+
+    async def regain_capacity(self) -> None:
+        """Wait for capacity if the engine was done with it, and gets more of it.
+
+        Raises:
+            NotReadyError, OverloadedError: there is none, see `HeldCapacity.acquire`.
+        """
+        if self.capacity is not None and self.first_generation and not self.sequences:
+            with self.waiting():
+                await self.capacity.acquire()
+
+    @contextmanager
+    def searching(self) -> Iterator[None]:
+        """Keep its capacity while entered, in which a beam search goes on."""
+        self.beam_searches += 1
+        self.begins_search = True
+        try:
+            yield
+        finally:
+            self.beam_searches -= 1
+            self.release_if_done()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -163,6 +163,55 @@ def test_a_request_that_does_not_wait_for_the_engine_lends_its_capacity() -> Non
     assert asyncio.run(scene()) == ["200", "200", "200", "True"]
 
 
+def test_a_request_that_needs_the_engine_again_is_the_next_of_its_key() -> None:
+    """It has no capacity between, and gets it before those that wait for the first time."""
+
+    async def scene() -> list[int]:
+        server = SmallServer()
+        async with server.serving() as client:
+            asking = [ask(client)]
+            await server.until(lambda: len(server.at_work) == 1)
+            first = server.at_work[0]
+            first.given_to(1)
+            for waiting in (1, 2):
+                asking.append(ask(client))
+                await server.until_there(admitted=1, waiting=waiting)
+            first.engine_is_done()
+            await server.until(lambda: len(server.at_work) == 2)
+            again = asyncio.create_task(first.regain_capacity())
+            await server.until_there(admitted=1, waiting=2)
+            server.at_work[1].engine_is_done()
+            await again
+            await server.until_there(admitted=2, waiting=1)
+            server.release(3)
+            return [(await one).status_code for one in asking]
+
+    assert asyncio.run(scene()) == [200, 200, 200]
+
+
+def test_a_request_that_comes_back_waits_for_the_next_engine() -> None:
+    """However long that takes, also where no new request waits."""
+
+    async def scene() -> int:
+        server = SmallServer(waiting=0)
+        async with server.serving() as client:
+            asking = ask(client)
+            await server.until(lambda: len(server.at_work) == 1)
+            request = server.at_work[0]
+            request.given_to(1)
+            request.engine_is_done()
+            server.view.eta_seconds = DEADLINE_SECONDS + 30.0
+            server.view.move(State.RECOVERING, is_recovering=True)
+            again = asyncio.create_task(request.regain_capacity())
+            await server.until_there(admitted=0, waiting=1)
+            server.view.move(State.READY)
+            await again
+            server.release()
+            return (await asking).status_code
+
+    assert asyncio.run(scene()) == 200
+
+
 def test_a_request_that_comes_back_is_refused_when_no_engine_will_come() -> None:
     """It gets what a new request would get, and may be retried."""
 

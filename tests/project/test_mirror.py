@@ -56,6 +56,7 @@ DRIVEN_ELSEWHERE = {
     "engine.late_engine": "process/test_signals.py process/test_another_vllm.py"
     " engine/test_states.py",
     "engine.launcher": "engine/test_recovery.py engine/test_engine_deaths.py",
+    "engine.load": "unit/engine/test_replay.py",
     "engine.loras": "unit/engine/test_async_engine.py",
     "engine.media.budgets": "contract/test_vllm_media.py",
     "engine.media.formats": "contract/test_vllm_media.py",

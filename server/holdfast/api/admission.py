@@ -188,11 +188,14 @@ class Admission:
         """Return True when a ticket waits no longer.
 
         The wait for capacity has no limit; while the gate is closed, the limit is the hold
-        time-out. A drain continues to admit the requests that were waiting for capacity.
+        time-out. A drain continues to admit the requests that were waiting for capacity. One that
+        comes back waits for the next engine without a limit, as those do that the last one had.
         """
         hold_ends: float | None = None
         while ticket.status == "waiting":
-            if self.supervisor.state in SERVING or (self._is_moving and hold_ends is None):
+            is_kept = ticket.has_come_back and self.supervisor.is_recovering
+            is_open = self.supervisor.state in SERVING
+            if is_open or is_kept or (self._is_moving and hold_ends is None):
                 hold_ends = None
             else:
                 hold_ends = hold_ends or self._hold_deadline()

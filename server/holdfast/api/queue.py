@@ -43,6 +43,8 @@ class Ticket:
     has_capacity: bool = False
     has_come_back: bool = False
     """Whether it waits again, after it was set aside."""
+    is_done: bool = False
+    """Whether it counts as done, though it may come back for more."""
     refusal: RefusalReason = "not_ready"
     """The reason if it is refused."""
     _notified: asyncio.Event = field(default_factory=asyncio.Event)
@@ -172,14 +174,14 @@ class FairQueue:
         ticket.status = "gone"
         if ticket.has_capacity:
             self._take_back(ticket)
-            self.rate.done()
+            self._count_done(ticket)
         self.advance()
 
     def release(self, ticket: Ticket) -> None:
         """Give the capacity of a ticket to the next when its work is done, before it leaves."""
         if ticket.has_capacity:
             self._take_back(ticket)
-            self.rate.done()
+            self._count_done(ticket)
             self.advance()
 
     def set_aside(self, ticket: Ticket) -> None:
@@ -189,7 +191,7 @@ class FairQueue:
             self.advance()
 
     def come_back(self, ticket: Ticket) -> None:
-        """Have a ticket that was set aside wait for capacity, before all others of its key."""
+        """Have a ticket without capacity wait for it again, before all others of its key."""
         if ticket.status != "admitted" or ticket.has_capacity:
             return
         if self._queues:
@@ -255,6 +257,11 @@ class FairQueue:
         self._used_by_key[ticket.key] -= 1
         if not self._used_by_key[ticket.key]:
             del self._used_by_key[ticket.key]
+
+    def _count_done(self, ticket: Ticket) -> None:
+        if not ticket.is_done:
+            ticket.is_done = True
+            self.rate.done()
 
     def _append(self, ticket: Ticket) -> None:
         self.waiting += 1

@@ -31,16 +31,19 @@ class Arrivals:
         """Return the request of a call, with an ID that no other request has."""
         named = {**arguments, "request_id": self._unique_id(str(arguments.get("request_id", "")))}
         is_replayable = self._outputs.is_replayable(arguments)
+        context = current_request()
         request = EngineRequest(
             method,
             named,
-            current_request(),
+            context,
             is_replayable=is_replayable,
             is_streamed=self._outputs.is_streamed(arguments),
             is_continuable=is_replayable and self._outputs.is_continuable(arguments),
             is_answer_streamed=self._outputs.is_answer_streamed(arguments),
+            is_later_step=context.beam_searches > 0 and not context.begins_search,
             number=next(self._numbers),
         )
+        context.begins_search = False
         self._by_id[request.request_id] = request
         return request
 

@@ -22,6 +22,7 @@ from holdfast.engine.sequence_queue import max_sequences, running_at_once
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.patches import fits, front_end
 from holdfast.patches.answer_parsing import bound_answer_parsers
+from holdfast.patches.beam_search import mark_beam_searches
 from holdfast.patches.broken_responses import tell_broken_responses
 from holdfast.patches.harmony import bound_harmony
 from holdfast.patches.media_names import own_media_names
@@ -76,6 +77,7 @@ async def openai_app(
     bound_parameters()
     bound_request_ids(safe_request_id)
     bound_length_penalty()
+    mark_beam_searches()
     keep_token_texts()
     own_media_names()
     bound_tool_calls(proxy.renderer)

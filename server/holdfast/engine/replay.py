@@ -20,9 +20,9 @@ from typing import Any
 from holdfast.engine.aborts import Aborts
 from holdfast.engine.arrivals import Arrivals
 from holdfast.engine.blame import Blame, BlameVerdict
+from holdfast.engine.load import EngineLoad
 from holdfast.engine.long_prompts import LongPrompts
 from holdfast.engine.request import (
-    EngineLoad,
     EngineOutputs,
     EngineRequest,
     Losses,
@@ -38,6 +38,7 @@ from holdfast.engine.request import (
 from holdfast.engine.request_progress import RequestProgress, Traffic
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.trial_runner import TrialRunner
+from holdfast.engine.turns import await_turn
 from holdfast.errors import HoldfastError, RequestLostError, suspended_error
 from holdfast.labels import LossReason
 from holdfast.records import Death
@@ -87,7 +88,7 @@ class ReplayManager:
         """How many times a stream went on in a later generation."""
         self.in_step: Callable[[], Iterable[str]] = tuple
         """Returns vLLM's internal IDs of the requests in the running steps."""
-        self.unsent: Unsent = _none
+        self.unsent: Unsent = lambda _: frozenset()
         """Returns the IDs of requests that are queued here and have not reached the engine."""
 
     @property
@@ -147,7 +148,7 @@ class ReplayManager:
 
     def forget_engine(self) -> None:
         """Let go of an engine whose death was blamed: its sockets are collected with it."""
-        self.in_step, self.unsent = tuple, _none
+        self.in_step, self.unsent = tuple, lambda _: frozenset()
         self.aborts.on_unexpected = lambda: None
         self.progress.reached_tokens = dict
 
@@ -247,6 +248,8 @@ class ReplayManager:
         if await self._blame.is_quarantined_though_large(request):
             raise self._losses.record(request, quarantine_error(), "quarantined")
         self._raise_suspension(request)
+        if not request.generation:
+            await await_turn(request, self._losses)
         while not self._may_run(request):
             self._raise_suspension(request)  # nothing wakes one that waits for its capacity
             if self._end is not None:
@@ -344,7 +347,3 @@ class ReplayManager:
     def save(self) -> None:
         """Have what is known of suspects written to disk, without waiting for it."""
         self._suspicions.save_soon()
-
-
-def _none(_: Callable[[str], Iterable[str]]) -> frozenset[str]:
-    return frozenset()

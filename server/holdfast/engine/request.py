@@ -1,11 +1,10 @@
-"""One engine request, a call of `generate()` or `encode()`; counts of waiting and lost ones."""
+"""One engine request, a call of `generate()` or `encode()`; counts of lost ones."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -121,6 +120,8 @@ class EngineRequest:
     is_continuable: bool = False
     """Whether another engine can go on with it after a part of the answer was sent."""
     is_answer_streamed: bool = False
+    is_later_step: bool = False
+    """Whether it is a step of a beam search after the first, which had the prompt."""
     number: int = 0
     """A later request has a larger number."""
     sent: SentAnswer = field(default_factory=SentAnswer)
@@ -187,64 +188,6 @@ class EngineRequest:
         self.is_replayable = False
 
 
-class EngineLoad:
-    """Counts waiting requests and those that the engine has. Belongs to one event loop."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._pending = 0
-        self.held = 0
-        """How many requests wait for an engine."""
-        self.in_engine = 0
-        """How many requests the engine has, including those whose callers are reading."""
-        self.busy_since_seconds: float | None = None
-        """Since when some request has been waiting for an output; None while none is."""
-        self.given = 0
-        """How many requests engines were given, each once, not counting those of the probe."""
-
-    async def wait(self, request: EngineRequest) -> None:
-        """Return when `wake` is called for this request."""
-        request.waiter = asyncio.get_running_loop().create_future()
-        self.held += 1
-        try:
-            with request.context.waiting():
-                await request.waiter
-        finally:
-            self.held -= 1
-            request.waiter = None
-
-    @contextmanager
-    def track(self, request: EngineRequest) -> Iterator[None]:
-        """Count the request as in the engine while entered."""
-        request.is_in_engine = True
-        self.in_engine += 1
-        self.given += not (request.context.is_probe or request.has_been_given)
-        request.has_been_given = True
-        self.mark_pending(request)
-        try:
-            yield
-        finally:
-            self.mark_delivered(request)
-            request.is_in_engine = False
-            self.in_engine -= 1
-
-    def mark_pending(self, request: EngineRequest) -> None:
-        """Record that an output is due, unless the engine waits for more of the prompt itself."""
-        if not (request.is_streamed or request.is_pending):
-            request.is_pending = True
-            self._pending += 1
-            if self._pending == 1:
-                self.busy_since_seconds = self._clock()
-
-    def mark_delivered(self, request: EngineRequest) -> None:
-        """Record that no output is due until the caller asks for the next."""
-        if request.is_pending:
-            request.is_pending = False
-            self._pending -= 1
-            if not self._pending:
-                self.busy_since_seconds = None
-
-
 def wake(request: EngineRequest) -> None:
     """Have a waiting request check again whether it may run."""
     if request.waiter is not None and not request.waiter.done():
@@ -284,16 +227,17 @@ class Losses:
         engine died with.
         """
         if isinstance(refusal, RequestAbortedError):
-            return self._uncounted(request, refusal, "aborted", may_be_retried=False)
+            return self.uncounted(request, refusal, "aborted", may_be_retried=False)
         if not isinstance(refusal, HostMemoryError):
             return self.record(request, refusal, loss_of(refusal, request))
         if request.has_yielded:
             return self.record(request, refusal, "stream_broken")
-        return self._uncounted(request, refusal, "host_memory", may_be_retried=not request.deaths)
+        return self.uncounted(request, refusal, "host_memory", may_be_retried=not request.deaths)
 
-    def _uncounted(
+    def uncounted(
         self, request: EngineRequest, error: HoldfastError, word: str, *, may_be_retried: bool
     ) -> Exception:
+        """Return `error` as `record` does, for a request that does not count as lost."""
         request.context.is_broken = True
         request.context.error = word
         request.context.may_be_retried = may_be_retried

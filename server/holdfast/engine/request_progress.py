@@ -71,7 +71,8 @@ class Traffic:
     def count(self, request: EngineRequest, output: Any) -> None:
         """Count an output; that of a request that has yielded nothing before is its first."""
         context = request.context
-        prompt_tokens = 0 if request.has_yielded else self._outputs.prompt_tokens(output)
+        is_counted = request.has_yielded or request.is_later_step
+        prompt_tokens = 0 if is_counted else self._outputs.prompt_tokens(output)
         output_tokens = self._outputs.new_tokens(output)
         context.count_tokens(prompt_tokens, output_tokens)
         if context.is_probe:

@@ -213,8 +213,7 @@ class SequenceQueue:
                 sequence.waiter.set_result(False)
         self._admit_waiting()
         context.sequences -= 1
-        if not context.sequences:
-            context.engine_is_done()
+        context.release_if_done()
 
     def step_ended(self, is_read: Callable[[str], bool]) -> None:
         """Record the end of a step; `is_read` tells whether a sequence's prompt is processed."""

@@ -12,7 +12,8 @@ from typing import Any
 
 from holdfast.engine.aborts import Aborts
 from holdfast.engine.blame import Blame
-from holdfast.engine.request import EngineLoad, EngineOutputs, EngineRequest
+from holdfast.engine.load import EngineLoad
+from holdfast.engine.request import EngineOutputs, EngineRequest
 
 STEP_LOOK_SECONDS = 0.01
 

@@ -16,6 +16,7 @@ _HF = "vllm.renderers.hf:HfRenderer"
 _CHAT = "vllm.entrypoints.openai.chat_completion.serving"
 _BATCH = "vllm.entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBatch"
 _GENERATE = "vllm.entrypoints.generate.base.serving:GenerateBaseServing"
+_BEAMS = "vllm.entrypoints.generate.beam_search.online"
 _RESPONSES = "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses"
 _REALTIME = "vllm.entrypoints.speech_to_text.realtime.connection:RealtimeConnection"
 _MESSAGES = "vllm.renderers.chat_utils"
@@ -113,8 +114,14 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "patches.parameters.bound_length_penalty",
         "front end",
-        ("vllm.entrypoints.generate.beam_search.online:create_sort_beams_key_function",),
+        (f"{_BEAMS}:create_sort_beams_key_function",),
         "a `length_penalty` of -10,000 is a 500",
+    ),
+    Patch(
+        "patches.beam_search.mark_beam_searches",
+        "front end",
+        (f"{_BEAMS}:BeamSearchOnlineMixin.beam_search",),
+        "each beam of each token looks like a request, with the prompt and a wait of its own",
     ),
     Patch(
         "patches.parameters.keep_token_texts",

@@ -238,6 +238,21 @@ def test_the_rate_is_that_of_a_full_engine() -> None:
     assert rate.per_second == pytest.approx(2.0, rel=0.05)
 
 
+def test_a_request_that_comes_back_for_more_is_done_once() -> None:
+    """Or others would be told to come again too soon."""
+    clock = FakeClock()
+    queue = FairQueue(lambda: Capacity(1, 1), max_waiting=10, rate=ServiceRate(clock))
+    ticket, other = queue.join("a"), queue.join("a")
+    clock.now_seconds += 1.0
+    queue.release(ticket)
+    queue.come_back(ticket)
+    queue.leave(other)
+    clock.now_seconds += 1.0
+    for leave in (queue.release, queue.leave):
+        leave(ticket)
+    assert queue.rate.per_second == pytest.approx(1.0, rel=0.05)
+
+
 def test_the_rate_forgets() -> None:
     """An engine that has become slower is believed after a minute or two."""
     clock = FakeClock()

@@ -25,6 +25,7 @@ from holdfast.labels import DeathCause
 from holdfast.records import Death, Suspect
 from holdfast.request_context import REQUEST, RequestContext
 from replay_harness import KILLED, RAISED, TRIAL_SECONDS, ReplayHarness, answered, run_scene
+from scripted_capacity import ScriptedCapacity
 from scripted_llm import AnsweredError, Output, PlainOutputs, ScriptedLLM, UnsentError
 from stub_engine import FACTS
 
@@ -844,6 +845,46 @@ def test_a_tool_is_called_once_whenever_the_engine_dies(deadly_turn: int) -> Non
         await asking
         assert tools_called == ["weather"]
         assert asked == [1, 2]
+
+    run_scene(scene)
+
+
+def test_a_request_that_needs_the_engine_again_waits_for_capacity() -> None:
+    """The engine was done with it, and others got what it had."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start()
+        capacity = ScriptedCapacity()
+        context = RequestContext(capacity=capacity)
+        await harness.call("language", context=context)
+        assert capacity.said == []
+        await harness.call("text", context=context)
+        assert capacity.said == ["taken"]
+
+    run_scene(scene)
+
+
+class LostCapacity(ScriptedCapacity):
+    """Nothing gets it a second time."""
+
+    async def acquire(self) -> None:
+        """There is none."""
+        raise ENDED
+
+
+def test_a_request_that_gets_no_capacity_again_is_refused() -> None:
+    """No engine gets it, and it counts as refused, not as lost."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start()
+        context = RequestContext(capacity=LostCapacity())
+        await harness.call("language", context=context)
+        with answered(NotReadyError):
+            await harness.call("text", context=context)
+        assert harness.llm.received == ["language"]
+        assert (context.error, context.may_be_retried) == ("service_unavailable", True)
+        assert context.is_broken
+        assert not any(harness.requests.lost.values())
 
     run_scene(scene)
 

@@ -261,6 +261,23 @@ def test_a_request_is_done_when_the_engine_is_done_with_all_of_it() -> None:
     assert play(scene) == [0]
 
 
+def test_a_beam_search_is_done_when_its_last_token_is_there() -> None:
+    """Between two tokens the engine has nothing of it."""
+
+    async def scene() -> list[int]:
+        engine, done = Engine(), []
+        context = RequestContext(key="a", engine_is_done=lambda: done.append(len(engine.sent)))
+        with context.searching():
+            for _ in range(3):
+                names = engine.ask("a", 2, context)
+                await settle()
+                for name in names:
+                    engine.sequences.leave(name)
+        return done
+
+    assert play(scene) == [6]
+
+
 def test_the_end_of_the_engine_ends_all_waits() -> None:
     """With the error that says so."""
 
