@@ -34,6 +34,7 @@ _CREATE_BATCH = (
     "vllm.entrypoints.openai.chat_completion.batch_serving"
     ":OpenAIServingChatBatch.create_batch_chat_completion"
 )
+_RESPONSES = "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses"
 _PART = "parse_chat_message_content_part"
 READ_IN_BOTH = {
     "vllm.config.vllm:VllmConfig.use_v2_model_runner": "asked, and not changed",
@@ -43,6 +44,8 @@ READ_IN_BOTH = {
     "otherwise; ours calls it as a whole",
     "vllm.entrypoints.generate.base.serving:GenerateBaseServing."
     "_convert_generation_error_to_streaming_response": "the same JSON, from the error itself",
+    f"{_RESPONSES}.responses_background_stream_generator": "one more last event; ours needs none",
+    f"{_RESPONSES}.responses_stream_generator": "one more last event, which ours passes on",
     "vllm.entrypoints.openai.responses.protocol:ResponsesResponse.from_request": "more fields",
     f"{_CONNECTION}.async_get_bytes": "is given a budget, which ours charges",
     f"{_CONNECTION}.get_bytes": "as above",

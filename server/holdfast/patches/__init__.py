@@ -272,9 +272,12 @@ PATCHES: tuple[Patch, ...] = (
         "front end",
         (
             f"{_GENERATE}._convert_generation_error_to_streaming_response",
-            "vllm.entrypoints.openai.responses.api_router:_convert_stream_to_sse_events",
+            f"{_RESPONSES}._run_background_request",
+            f"{_RESPONSES}.responses_background_stream_generator",
+            f"{_RESPONSES}.responses_stream_generator",
         ),
-        "a stream of `/v1/responses` that cannot go on is cut without an error",
+        "a stream of `/v1/responses` that cannot go on is cut without an error, and in the "
+        "background its readers wait forever",
     ),
     Patch(
         "patches.front_end.spare_front_end",

@@ -1,63 +1,124 @@
-"""Ends a stream of `/v1/responses` that cannot go on with an error, as vLLM ends those of chats.
+"""Ends a response of `/v1/responses` that cannot go on with an error, as vLLM ends a chat.
 
-vLLM makes the error of a chat and reads it as an event of a response, which it is not: pydantic
-raises, and the client sees a cut connection (`OpenAIServingResponses.responses_stream_generator`,
-0.32, 0.33). The form of the event is https://platform.openai.com/docs/api-reference/responses-streaming,
+vLLM catches only GenerationError there, and reads the error of a chat as an event of a response,
+which it is not: pydantic raises. So the client sees a cut connection. A response in the background
+stays `queued`, and those that follow its events wait forever (`OpenAIServingResponses`, 0.32,
+0.33). The form of the event is https://platform.openai.com/docs/api-reference/responses-streaming,
 and vLLM's own error is a member of it: OpenAI's client raises for that one.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.entrypoints.generate.base.serving import GenerateBaseServing
-from vllm.entrypoints.openai.responses import api_router
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.exceptions import VLLMError, VLLMValidationError
 
 from holdfast.patches.patch import original, replace
 
+_ENDINGS = (VLLMError, ValueError, RuntimeError)
+"""What ends a response: our refusals and losses, which are VLLMErrors here, vLLM's own ones, and
+what its parsers raise for an answer that they cannot read."""
 
-class _BrokenResponseError(Exception):
-    """The answer of a stream cannot go on; `error` is what vLLM says of it."""
+logger = logging.getLogger("holdfast.engine")
 
-    def __init__(self, error: dict[str, Any]) -> None:
-        super().__init__(error.get("message"))
-        self.error = error
+
+@dataclass(frozen=True, slots=True)
+class _ErrorEvent:
+    """The last event of a response that cannot go on; vLLM writes it as it writes its own."""
+
+    error: dict[str, Any]
+    sequence_number: int
+    type: str = "error"
+
+    def model_dump_json(self, **_options: Any) -> str:
+        """Return the event's data."""
+        return json.dumps(
+            {
+                "type": self.type,
+                "sequence_number": self.sequence_number,
+                "code": self.error["type"],
+                "message": self.error["message"],
+                "param": self.error["param"],
+                "error": self.error,
+            }
+        )
 
 
 def tell_broken_responses() -> None:
-    """Write an `error` event as the last one of such a stream; again changes nothing."""
+    """Have each such response say that it has failed; again changes nothing."""
     error_of = original(GenerateBaseServing, "_convert_generation_error_to_streaming_response")
-    as_events = original(api_router, "_convert_stream_to_sse_events")
+    events_of = original(OpenAIServingResponses, "responses_stream_generator")
+    run = original(OpenAIServingResponses, "_run_background_request")
 
     def error_or_raise(self: Any, error: Exception) -> Any:
-        said = error_of(self, error)
         if isinstance(self, OpenAIServingResponses):
-            raise _BrokenResponseError(json.loads(said)["error"]) from error
-        return said
+            raise error
+        return error_of(self, error)
 
-    async def as_events_to_the_end(generator: Any) -> AsyncGenerator[str, None]:
+    async def events_to_the_end(
+        self: Any, request: Any, *arguments: Any, **options: Any
+    ) -> AsyncGenerator[Any, None]:
         sent = 0
         try:
-            async for event in as_events(generator):
+            async for event in events_of(self, request, *arguments, **options):
                 yield event
                 sent += 1
-        except _BrokenResponseError as broken:
-            yield _event(broken.error, sent)
+        except _ENDINGS as error:
+            await _record_failure(self, request, error)
+            yield _event_of(error, sent)
+
+    async def run_to_the_end(self: Any, request: Any, *arguments: Any, **options: Any) -> None:
+        try:
+            await run(self, request, *arguments, **options)
+        except _ENDINGS as error:
+            await _record_failure(self, request, error)
 
     replace(GenerateBaseServing, "_convert_generation_error_to_streaming_response", error_or_raise)
-    replace(api_router, "_convert_stream_to_sse_events", as_events_to_the_end)
+    replace(OpenAIServingResponses, "responses_stream_generator", events_to_the_end)
+    replace(OpenAIServingResponses, "_run_background_request", run_to_the_end)
+    replace(OpenAIServingResponses, "responses_background_stream_generator", _background_events)
 
 
-def _event(error: dict[str, Any], number: int) -> str:
-    event = {
-        "type": "error",
-        "sequence_number": number,
-        "code": error.get("type"),
-        "message": error.get("message"),
-        "param": error.get("param"),
-        "error": error,
-    }
-    return f"event: error\ndata: {json.dumps(event)}\n\n"
+async def _background_events(
+    self: Any, response_id: str, starting_after: int | None = None
+) -> AsyncGenerator[Any, None]:
+    """Yield the events of a response in the background until nothing makes more of them.
+
+    vLLM's own waits for `response.completed`, which one that failed or was cancelled never has.
+    """
+    if response_id not in self.event_store:
+        error = VLLMValidationError(f"Unknown response_id: {response_id}", parameter="response_id")
+        yield _event_of(error, 0)
+        return
+    events, has_more = self.event_store[response_id]
+    at = 0 if starting_after is None else starting_after + 1
+    while True:
+        has_more.clear()
+        while at < len(events):
+            yield events[at]
+            at += 1
+        making = self.background_tasks.get(response_id)
+        if making is None or making.done():
+            return
+        await has_more.wait()
+
+
+async def _record_failure(serving: Any, request: Any, error: Exception) -> None:
+    """Give a stored response its status, and log what vLLM has no class for."""
+    if not isinstance(error, VLLMError):
+        logger.warning("the response %s has failed", request.request_id, exc_info=error)
+    async with serving.response_store_lock:
+        stored = serving.response_store.get(request.request_id)
+        if stored is not None and stored.status not in ("completed", "cancelled"):
+            stored.status = "failed"
+
+
+def _event_of(error: Exception, number: int) -> _ErrorEvent:
+    said = OpenAIServingResponses.create_error_response(error)
+    return _ErrorEvent(said.error.model_dump(), number)
