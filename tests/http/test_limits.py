@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import pairwise
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -58,6 +60,8 @@ class App(Starlette):
                 Route("/v1/swallows", self._swallows),
                 Route("/v1/apart", self._apart),
                 Route("/v1/stream", self._stream),
+                Route("/v1/chat/completions", self._stream, methods=["POST"]),
+                Route("/v1/messages", self._stream, methods=["POST"]),
                 Route("/v1/file", self._file),
                 Route("/v1/large", self._large),
                 WebSocketRoute("/v1/realtime", self._realtime),
@@ -108,7 +112,7 @@ class App(Starlette):
         return Response()
 
     async def _stream(self, _request: Request) -> Response:
-        return StreamingResponse(self._chunks(b"data: more\n\n"), media_type="text/event-stream")
+        return StreamingResponse(self._chunks(b"data: {}\n\n"), media_type="text/event-stream")
 
     async def _file(self, _request: Request) -> Response:
         return StreamingResponse(self._chunks(b"more"), media_type="application/octet-stream")
@@ -249,10 +253,41 @@ def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:
     limited = Limited(request_timeout_seconds=1.0)
     answer = limited.asked("GET", "/v1/stream")
     first, last, end = answer.text.split("\n\n")
-    assert (answer.status_code, first, end) == (200, "data: more", "")
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == 504
+    assert (answer.status_code, first, end) == (200, "data: {}", "")
+    name, _, data = last.partition("\ndata: ")
+    event = json.loads(data)
+    assert (name, event["type"], event["error"]["code"]) == ("event: error", "error", 504)
     assert limited.refused == {"timed_out": 1}
     assert limited.inner.left.is_set()
+
+
+async def _chat(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        chunks = await client.chat.completions.create(model="m", messages=[], stream=True)
+        _ = [chunk async for chunk in chunks]
+
+
+async def _message(url: str) -> None:
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+        events = await client.messages.create(model="m", max_tokens=9, messages=[], stream=True)
+        _ = [event async for event in events]
+
+
+@pytest.mark.parametrize(
+    ("ask", "error"), [(_chat, openai.APIError), (_message, anthropic.APIStatusError)]
+)
+def test_clients_raise_the_error_of_a_stream_that_takes_too_long(
+    ask: Callable[[str], Awaitable[None]], error: type[Exception]
+) -> None:
+    """Each on its own route, rather than taking half an answer for the whole."""
+    limited = Limited(request_timeout_seconds=1.0)
+
+    async def scene() -> None:
+        async with serving(limited.app) as client:
+            await ask(str(client.base_url))
+
+    with pytest.raises(error, match="took longer"):
+        asyncio.run(scene())
 
 
 def test_another_answer_that_takes_too_long_is_cut() -> None:

@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.errors import (
     RETRY_AFTER_SECONDS,
+    HoldfastError,
     NotReadyError,
     OverloadedError,
     openai_error_body,
@@ -41,6 +42,16 @@ def openai_error(message: str, *, kind: str, status: int, headers: Mapping[str, 
     """Return an error response in OpenAI's form."""
     body = _cached_body(message, kind=kind, status=status)
     return Response(body, status_code=status, headers=headers, media_type="application/json")
+
+
+def error_event(error: HoldfastError) -> bytes:
+    """Return the last event of a stream, as OpenAI's and Anthropic's clients raise it.
+
+    Anthropic's skips an event without a name.
+    """
+    body = openai_error_body(error.cause, kind=error.openai_type, status=error.http_status)
+    event = json.dumps({"type": "error", **json.loads(body)})
+    return f"event: error\ndata: {event}\n\n".encode()
 
 
 async def close_websocket(receive: Receive, send: Send, *, code: int, reason: str) -> None:

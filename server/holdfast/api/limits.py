@@ -21,9 +21,9 @@ from holdfast.api.body_cost import (
     JsonShape,
     json_fault,
 )
-from holdfast.api.errors import SHOULD_RETRY_HEADER, openai_error, send_nothing
+from holdfast.api.errors import SHOULD_RETRY_HEADER, error_event, openai_error, send_nothing
 from holdfast.api.message_limits import LimitedMessages
-from holdfast.errors import RETRY_AFTER_SECONDS, RefusedError, openai_error_body
+from holdfast.errors import RETRY_AFTER_SECONDS, RefusedError
 from holdfast.listener.websocket_connection import MEMORY_EXTENSION
 from holdfast.request_context import REQUEST, current_request
 from holdfast.settings import LimitSettings
@@ -221,8 +221,7 @@ class _LimitedExchange:
             context.is_broken = True
         if self._is_stream:
             # Any other response ends without its last chunk, which tells the client the same.
-            body = openai_error_body(error.cause, kind=error.openai_type, status=error.http_status)
-            event = b"data: %b\n\n" % body
+            event = error_event(error)
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
     def _pass(self, message: Message) -> Awaitable[None]:
