@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from holdfast.errors import OverloadedError
+from holdfast.errors import HoldfastError, NotReadyError, OverloadedError
 
 
 class HeldCapacity(Protocol):
@@ -70,6 +70,8 @@ class RequestContext:
     """Whether it is the probe's own: it may use an unready engine, and is never replayed."""
     may_be_retried: bool | None = None
     """Whether the client may retry it; None where the status code says enough."""
+    retry_after_seconds: int | None = None
+    """After which time it may be sent again; None if that is unknown."""
     is_broken: bool = False
     """Whether its response breaks off."""
     error: str = ""
@@ -146,6 +148,13 @@ class RequestContext:
         self.output_tokens += output_tokens
         if self.usage is not None:
             self.usage.count_tokens(prompt_tokens, output_tokens)
+
+    def advise(self, error: HoldfastError, *, may_be_retried: bool) -> None:
+        """Record whether the client may retry it, and when, unless `error` advises otherwise."""
+        self.may_be_retried, self.retry_after_seconds = may_be_retried, None
+        timed = (NotReadyError, OverloadedError)
+        if isinstance(error, timed) and error.may_be_retried == may_be_retried:
+            self.retry_after_seconds = error.retry_after_seconds
 
     @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:

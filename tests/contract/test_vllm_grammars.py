@@ -39,6 +39,7 @@ from holdfast.engine.grammars.checker import GrammarChecker, grammar_checker
 from holdfast.engine.grammars.compiler import Compiler
 from holdfast.engine.grammars.pool import Pool
 from holdfast.engine.grammars.requests import check_in_workers, validate_without_xgrammar
+from holdfast.errors import OverloadedError
 from holdfast.patches import grammar_steps
 from holdfast.patches.grammar_compilation import COMPILES_TOO_LONG, NOT_COMPILED
 from holdfast.patches.grammar_memory import NO_ROOM
@@ -370,6 +371,23 @@ def test_a_request_has_no_capacity_while_its_grammar_is_tried() -> None:
         return capacity.said
 
     assert asyncio.run(scene()) == ["given", "taken"]
+
+
+@pytest.mark.usefixtures("_server")
+def test_a_request_that_gets_no_capacity_back_is_told_when_to_come_again() -> None:
+    """As one that the queue refuses at once."""
+
+    async def scene() -> tuple[bool | None, int | None]:
+        asked, pool = scripted()
+        full = ScriptedCapacity(OverloadedError("It is full.", retry_after_seconds=17))
+        context = RequestContext("one", "key", capacity=full)
+        REQUEST.set(context)
+        with pytest.raises(GracefulHTTPError, match="It is full"):
+            await asked.check(StructuredOutputsParams(regex="sleep 0.1"))
+        pool.stop()
+        return context.may_be_retried, context.retry_after_seconds
+
+    assert asyncio.run(scene()) == (True, 17)
 
 
 def assert_503(found: list[str | BaseException], messages: set[str]) -> None:

@@ -451,17 +451,34 @@ async def _first_word(url: str) -> str:
         return str(await socket.recv())
 
 
-@pytest.mark.parametrize(("may_be_retried", "header"), [(True, "true"), (False, "false")])
-def test_an_answer_says_whether_to_ask_again(may_be_retried: bool, header: str) -> None:
+@pytest.mark.parametrize(
+    ("may_be_retried", "seconds", "status", "headers"),
+    [
+        (True, None, 500, ("true", str(RETRY_AFTER_SECONDS))),
+        (True, 17, 429, ("true", "17")),
+        (False, None, 500, ("false", None)),
+        (False, 1234, 429, ("false", "1234")),
+        (None, None, 500, (None, None)),
+        (None, None, 503, ("true", str(RETRY_AFTER_SECONDS))),
+    ],
+    ids=["lost", "queue full", "suspect", "suspended", "vLLM's error", "vLLM's queue full"],
+)
+def test_an_answer_says_whether_and_when_to_ask_again(
+    may_be_retried: bool | None,
+    seconds: int | None,
+    status: int,
+    headers: tuple[str | None, str | None],
+) -> None:
     """When the engine's fate has decided it; OpenAI's clients obey."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         context = REQUEST.get()
         assert context is not None
-        context.may_be_retried = may_be_retried
-        await JSONResponse({}, 500)(scope, receive, send)
+        context.may_be_retried, context.retry_after_seconds = may_be_retried, seconds
+        await JSONResponse({}, status)(scope, receive, send)
 
-    assert _answer(Gated(behind=app), "/v1/whoami").headers["x-should-retry"] == header
+    answer = _answer(Gated(behind=app), "/v1/whoami")
+    assert tuple(map(answer.headers.get, ("x-should-retry", "retry-after"))) == headers
 
 
 def test_a_broken_stream_has_no_clean_end() -> None:

@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 
 
 class ScriptedCapacity:
-    """A `HeldCapacity` that can always be acquired again."""
+    """A `HeldCapacity` that can be acquired again, unless there is an error."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         self.said: list[str] = []
         self.given = asyncio.Event()
+        self._error = error
 
     def release(self) -> None:
         """Record the call."""
@@ -20,7 +21,9 @@ class ScriptedCapacity:
         self.given.set()
 
     async def acquire(self) -> None:
-        """Record the call."""
+        """Record the call, or fail."""
+        if self._error is not None:
+            raise self._error
         self.said.append("taken")
 
 

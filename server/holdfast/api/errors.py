@@ -135,7 +135,8 @@ def _encoded(status: int, message: str) -> bytes:
 class EngineAnswer:
     """One response: gives errors OpenAI's form, and tells the client what became of the request.
 
-    It says whether the request may be retried, and does not end a broken stream as a complete one.
+    It says whether the request may be retried, and when, and does not end a broken stream as a
+    complete one.
     """
 
     __slots__ = ("_context", "_count_refusal", "_held", "_held_body", "_send")
@@ -191,9 +192,15 @@ class EngineAnswer:
 
 
 def _with_advice(message: Message, context: RequestContext) -> Message:
-    if context.may_be_retried is None:
+    may_be_retried, seconds = context.may_be_retried, context.retry_after_seconds
+    if may_be_retried is None and message["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
+        # vLLM's full queue, or too many large images at a time: nobody has advised anything.
+        may_be_retried = True
+    if may_be_retried is None:
         return message
-    advice = [(SHOULD_RETRY_HEADER.encode(), b"true" if context.may_be_retried else b"false")]
-    if context.may_be_retried:
-        advice.append((b"retry-after", str(RETRY_AFTER_SECONDS).encode()))
+    advice = [(SHOULD_RETRY_HEADER.encode(), b"true" if may_be_retried else b"false")]
+    if may_be_retried and seconds is None:
+        seconds = RETRY_AFTER_SECONDS
+    if seconds is not None:
+        advice.append((b"retry-after", str(seconds).encode()))
     return {**message, "headers": [*message.get("headers", ()), *advice]}

@@ -108,7 +108,8 @@ class LongPrompts:
             async with request.context.away():
                 yield
         except (NotReadyError, OverloadedError) as error:
-            request.context.may_be_retried = not request.deaths
+            may_be_retried = error.may_be_retried and not request.deaths
+            request.context.advise(error, may_be_retried=may_be_retried)
             raise self._outputs.as_vllm_error(error) from error
         finally:
             if not self.must_wait(request):

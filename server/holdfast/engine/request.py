@@ -216,7 +216,8 @@ class Losses:
         is_suspect |= reason == "not_replayable" and request.generation > 0
         # A client can resend a request that no engine has had, though we cannot.
         if is_suspect or reason != "not_replayable":
-            request.context.may_be_retried = isinstance(error, NotReadyError) and not is_suspect
+            may_be_retried = isinstance(error, NotReadyError) and not is_suspect
+            request.context.advise(error, may_be_retried=may_be_retried)
         return self._as_vllm_error(request, error)
 
     def refused(self, request: EngineRequest, refusal: HoldfastError) -> Exception:
@@ -240,7 +241,7 @@ class Losses:
         """Return `error` as `record` does, for a request that does not count as lost."""
         request.context.is_broken = True
         request.context.error = word
-        request.context.may_be_retried = may_be_retried
+        request.context.advise(error, may_be_retried=may_be_retried)
         return self._as_vllm_error(request, error)
 
     def _as_vllm_error(self, request: EngineRequest, error: HoldfastError) -> Exception:

@@ -139,7 +139,7 @@ def as_http_errors(context: RequestContext) -> Iterator[None]:
     try:
         yield
     except (NotReadyError, OverloadedError) as error:
-        context.may_be_retried = error.may_be_retried
+        context.advise(error, may_be_retried=error.may_be_retried)
         raise GracefulHTTPError(error.cause, HTTPStatus(error.http_status)) from error
 
 

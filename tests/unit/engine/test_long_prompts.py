@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.engine.long_prompts import RECENT_SECONDS, long_prompt_tokens
 from holdfast.engine.replay import ReplayManager
-from holdfast.errors import HostMemoryError, OverloadedError
+from holdfast.errors import HostMemoryError, OverloadedError, suspended_error
 from holdfast.request_context import RequestContext
 from replay_harness import KILLED, ReplayHarness, answered, run_scene
 from scripted_llm import EngineGoneError, Output, PlainOutputs, ScriptedLLM
@@ -175,20 +175,29 @@ def test_a_prompt_that_is_refused_while_it_waits_for_its_capacity_is_told() -> N
     run_scene(scene)
 
 
-def test_without_capacity_to_go_on_with_it_may_be_retried() -> None:
-    """The queue may be full by then."""
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (OverloadedError("full", retry_after_seconds=7), (True, 7)),
+        (suspended_error(900), (False, 900)),
+    ],
+    ids=["full", "suspended"],
+)
+def test_without_capacity_to_go_on_with_it_is_told_when_to_come_again(
+    error: OverloadedError, advice: tuple[bool, int]
+) -> None:
+    """The queue may be full by then, or its key suspended."""
 
     async def scene(harness: ReplayHarness) -> None:
         start(harness)
-        lent = Lent(OverloadedError("full", retry_after_seconds=5))
-        context = RequestContext(capacity=lent)
+        context = RequestContext(capacity=Lent(error))
         harness.requests.long_prompts.hold(are_held=True)
         call = harness.call("a", context=context, tokens=LONG)
         await harness.until_held(1)
         harness.requests.long_prompts.hold(are_held=False)
         with answered(OverloadedError):
             await call
-        assert context.may_be_retried
+        assert (context.may_be_retried, context.retry_after_seconds) == advice
 
     run_scene(scene)
 
@@ -214,7 +223,7 @@ def test_what_an_engine_died_with_may_not_be_retried(*, is_lent: bool) -> None:
             await prompts.give_up_longest()
         with answered(OverloadedError if is_lent else HostMemoryError):
             await call
-        assert context.may_be_retried is False
+        assert (context.may_be_retried, context.retry_after_seconds) == (False, None)
 
     run_scene(scene)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from http import HTTPStatus
@@ -916,6 +917,8 @@ def test_no_engine_gets_what_a_suspended_key_has_waiting() -> None:
         assert await waiting[1] == [Output(1, finished=True)]
         assert harness.llm.received == ["of b"]
         assert contexts[0].may_be_retried is False
+        seconds = harness.requests.suspended_seconds("a")
+        assert contexts[0].retry_after_seconds == math.ceil(seconds)
         assert harness.requests.lost["key_suspended"] == 1
 
     run_scene(scene)
