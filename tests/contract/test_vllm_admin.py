@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from vllm.config.profiler import ProfilerConfig
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.rl.online import api_router
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor.abstract import SLEEP_TAGS
@@ -16,6 +20,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from holdfast import labels
+from holdfast.engine.proxy import EngineProxy
 from holdfast.worker.rpc import CALLABLE
 
 
@@ -73,3 +78,36 @@ def test_a_lora_request_is_made_of_plain_fields() -> None:
     fields = {name: getattr(request, name) for name in request.__struct_fields__}
     assert LoRARequest(**fields) == request
     assert all(isinstance(value, str | int | bool | None) for value in fields.values())
+
+
+async def _use(proxy: EngineProxy, name: str) -> None:
+    async for _ in proxy.requests.run("generate", {"prompt": name, "request_id": name}):
+        pass
+
+
+def test_a_call_without_ids_aborts_all_requests() -> None:
+    """Those that wait for an engine, too; vLLM's route asks the proxy for a part of an AsyncLLM."""
+    asked: list[list[str]] = []
+
+    class Engine:
+        async def abort(self, names: list[str]) -> None:
+            asked.append(names)
+
+    async def live() -> None:
+        proxy, app = EngineProxy(), FastAPI()
+        proxy._current = Engine()
+        app.include_router(api_router.router)
+        app.state.engine_client = proxy
+        waiting = [asyncio.create_task(_use(proxy, name)) for name in ("a", "b")]
+        async with asyncio.timeout(10):
+            while proxy.requests.held < 2:  # noqa: ASYNC110 - the loop is all there is
+                await asyncio.sleep(0)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            answer = await client.post("/abort_requests", json={})
+        assert answer.json() == {"status": "aborted", "aborted": 2}
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all("was aborted" in str(end) for end in ends)
+
+    asyncio.run(live())
+    assert asked == [["a", "b"]]

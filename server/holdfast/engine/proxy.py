@@ -19,9 +19,11 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import aclosing, nullcontext, suppress
+from types import SimpleNamespace
 from typing import Any, cast
 
 from vllm.engine.protocol import EngineClient
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from holdfast.engine.grammars.checker import GrammarChecker
@@ -197,8 +199,17 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
                 async for output in outputs:
                     yield output
 
-    async def abort(self, request_id: str | Iterable[str], *args: Any, **kwargs: Any) -> None:
+    @property
+    def output_processor(self) -> Any:
+        """What `/abort_requests` without IDs reads all IDs from: those that `abort` takes."""
+        names = (one.get("request_id", "") for one in self.requests.arguments())
+        return SimpleNamespace(request_states=dict.fromkeys(names), parent_requests={})
+
+    async def abort(self, request_id: str | Iterable[str], *_: Any, **_options: Any) -> None:
         """Abort as vLLM does; what waits for an engine ends with an error.
+
+        Each ID is one that a caller gave, also where vLLM says that it is internal: it comes from
+        `output_processor`.
 
         Suspects are tried all the same: they may be to blame, and no client can end a trial by
         leaving.
@@ -210,7 +221,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         self.requests.refuse(lambda one: one.request_id in names, error)
         self.requests.aborts.expect(frozenset(names))
         if self._current is not None:
-            await self._current.abort(names, *args, **kwargs)
+            await self._current.abort(names)
 
     async def add_lora(self, lora_request: Any, *, is_stale: bool = False) -> bool:
         """Add an adapter to every worker or to none, so that the workers stay alike.
@@ -311,6 +322,10 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Do nothing: the launcher that started an engine also stops it."""
+
+
+# `/abort_requests` without IDs asks for this class before it reads all IDs (0.32, 0.33).
+AsyncLLM.register(EngineProxy)
 
 
 def uses(arguments: Mapping[str, Any], lora_id: int) -> bool:
