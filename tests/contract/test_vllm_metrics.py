@@ -28,7 +28,7 @@ from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, Schedule
 from holdfast.patches.stat_logger import STALE_SECONDS, LastingStatLogger, Queues, prometheus_logger
 from holdfast.telemetry.counters import WAIT_BOUNDS_SECONDS
 from holdfast.telemetry.exposition import render, vllm_registry
-from holdfast.telemetry.load import SATURATED_WAITING, Load, SchedulerReport
+from holdfast.telemetry.load import SATURATED_WAITING, Load, SchedulerReport, with_running
 from holdfast.telemetry.vllm_gauges import KV_USAGE, WAITING, WAITING_BY_REASON, LoadedRegistry
 from stub_engine import FakeClock
 
@@ -246,6 +246,27 @@ def test_what_a_scheduler_says_is_old_after_a_while() -> None:
     assert queues.deferring() == set()
 
 
+def test_a_scheduler_whose_steps_finish_all_they_run_is_not_blocked() -> None:
+    """A busy pooling model: its last report always says that requests wait and none runs."""
+    queues = Queues(FakeClock())
+    queues.update(0, SchedulerReport(waiting=2), has_answered=True)
+    assert queues.blocked_since_seconds() == {}
+    queues.update(0, SchedulerReport(waiting=2))
+    assert queues.blocked_since_seconds().keys() == {0}
+    queues.update(0, SchedulerReport(waiting=2), has_answered=True)
+    assert queues.blocked_since_seconds() == {}
+
+
+def test_a_logger_tells_that_a_step_has_answered(server: Server) -> None:
+    """vLLM passes statistics of an iteration exactly for a step that has answered a request."""
+    logger = server.start()
+    waiting = SchedulerStats(num_waiting_reqs=2)
+    logger.record(waiting, IterationStats(), engine_idx=0)
+    assert server.queues.blocked_since_seconds() == {}
+    logger.record(waiting, None, engine_idx=0)
+    assert server.queues.blocked_since_seconds().keys() == {0}
+
+
 def report(logger: Any, engine: int, **stats: Any) -> None:
     """Have the scheduler of one engine report."""
     logger.record(SchedulerStats(**stats), None, engine_idx=engine)
@@ -261,6 +282,17 @@ def test_what_waits_in_the_front_end_is_waiting(server: Server) -> None:
     assert values(WAITING, registry) == [3 + 4, 1 + 3]
     assert sum(values(WAITING_BY_REASON, registry)) == 7 + 4
     assert values(RUNNING, registry) == [4, 4]
+
+
+def test_a_pooling_model_runs_what_no_scheduler_has_left_waiting(server: Server) -> None:
+    """Its schedulers report 0 at the end of each step, and the page says what was sent."""
+    logger = server.start(engines=2)
+    report(logger, 0, num_waiting_reqs=1)
+    report(logger, 1)
+    reports = with_running(server.queues.reports(2), sent=6, running_at_once=8)
+    registry = LoadedRegistry(vllm_registry(), Load(held=2, sent=6, schedulers=reports))
+    assert values(RUNNING, registry) == [3, 2]
+    assert sum(values(WAITING, registry)) == 2 + 1
 
 
 def test_each_reason_to_wait_is_named(server: Server) -> None:

@@ -140,8 +140,14 @@ class LateEngine:
         return requests.suspended_seconds(key) if requests else 0.0
 
     def queue(self) -> tuple[int, int]:
-        """Return how many requests vLLM's schedulers are running, and how many wait there."""
-        return self._vllm.launcher.queues.totals() if self._vllm else (0, 0)
+        """Return how many requests vLLM's schedulers are running, and how many wait there.
+
+        Those of the probe count, but only where the schedulers tell what runs.
+        """
+        if self._vllm is None:
+            return 0, 0
+        running, waiting = self._vllm.launcher.queues.totals()
+        return max(running, self.request_load().running), waiting
 
     def kv_used(self) -> Mapping[int, float]:
         """Return the share of each engine's KV cache that is in use; empty while none runs."""

@@ -50,7 +50,7 @@ from holdfast.patches.stat_logger import Queues, prometheus_logger
 from holdfast.processes import cleanup, environment, forkserver, tree
 from holdfast.processes.environment import NativeVariables
 from holdfast.records import RankStats
-from holdfast.telemetry.load import Load, SchedulerReport, unreported
+from holdfast.telemetry.load import Load, SchedulerReport, with_running
 from holdfast.worker.crash_records import root_cause
 from holdfast.workspace.plan import WorkspaceSpec
 
@@ -93,7 +93,9 @@ class EngineLauncher:
         self._memory = device_memory(config.parallel_config)
         self._is_unified_memory = False
         self._grammars: GrammarChecker = grammar_checker(config, grammar_timeout_seconds)
-        self.suspicions = Suspicions(_suspicion_files(learned_directory, fingerprint))
+        self.suspicions = Suspicions(
+            SuspicionFiles(learned_directory, fingerprint) if learned_directory else None
+        )
         """What ended engines, here and at the other servers with the same state directory."""
         self.proxy = EngineProxy(
             self._grammars,
@@ -131,10 +133,12 @@ class EngineLauncher:
         held, engines = self.requests.held, self._config.parallel_config.data_parallel_size
         if self._engine_in_use is None or self._is_without_traffic():
             return Load(held, schedulers=engines * (SchedulerReport(),))
-        sequences = self._sequences
+        sequences, is_silent = self._sequences, self._arguments.disable_log_stats
         reports = self.queues.reports(engines)
-        if self._arguments.disable_log_stats:
-            reports = (unreported(sequences.sent, sequences.capacity.running),)
+        if is_silent:
+            reports = engines * (SchedulerReport(kv_usage=None),)
+        if is_silent or self._config.model_config.runner_type == "pooling":
+            reports = with_running(reports, sequences.sent, sequences.capacity.running)
         return Load(held + sequences.waiting, sequences.sent, reports)
 
     def directory_of(self, generation: int) -> Path:
@@ -342,8 +346,3 @@ class EngineLauncher:
 async def _for_ever(_: Callable[[], tuple[RankStats, ...]]) -> str:
     """Wait without end: nobody watches the memory."""
     return str(await asyncio.get_running_loop().create_future())
-
-
-def _suspicion_files(directory: Path | None, fingerprint: str) -> SuspicionFiles | None:
-    """Return the records of what ended such engines; another model or version has its own."""
-    return SuspicionFiles(directory, fingerprint) if directory is not None else None

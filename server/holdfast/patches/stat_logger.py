@@ -41,11 +41,14 @@ class Queues:
         self._deferring_since: dict[int, float] = {}
         self._updated_seconds: dict[int, float] = {}
 
-    def update(self, engine: int, report: SchedulerReport) -> None:
-        """Record a scheduler's report."""
+    def update(self, engine: int, report: SchedulerReport, *, has_answered: bool = False) -> None:
+        """Record a scheduler's report, and whether the step that it ends has answered a request.
+
+        What a step finishes runs no longer: of a pooling model, that may be all of it.
+        """
         now = self._updated_seconds[engine] = self._clock()
         self._by_engine[engine] = report
-        if report.waiting and not report.running:
+        if report.waiting and not report.running and not has_answered:
             self._blocked_since.setdefault(engine, now)
         else:
             self._blocked_since.pop(engine, None)
@@ -168,7 +171,9 @@ class LastingStatLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is 
         if self.shared.newest is not self:
             return
         if scheduler_stats is not None:
-            self.shared.queues.update(engine_idx, _report(scheduler_stats))
+            self.shared.queues.update(
+                engine_idx, _report(scheduler_stats), has_answered=iteration_stats is not None
+            )
         if not self.shared.is_probing():
             super().record(
                 scheduler_stats, iteration_stats, *arguments, engine_idx=engine_idx, **options

@@ -96,9 +96,19 @@ class Load:
         return sum(report.all_waiting for report in self.schedulers)
 
 
-def unreported(sent: int, running_at_once: float) -> SchedulerReport:
-    """Return what schedulers that report nothing are assumed to have: as many as fit in run."""
-    return SchedulerReport(running=int(min(sent, running_at_once)), kv_usage=None)
+def with_running(
+    reports: tuple[SchedulerReport, ...], sent: int, running_at_once: float
+) -> tuple[SchedulerReport, ...]:
+    """Return the reports of schedulers that do not tell what runs: as much as fits.
+
+    A scheduler reports at the end of a step, and has forgotten by then what the step has finished:
+    every request of a pooling model whose prompt fits into one step.
+    """
+    ready = max(0, sent - sum(report.all_waiting for report in reports))
+    share, left = divmod(int(min(ready, running_at_once)), len(reports))
+    return tuple(
+        replace(report, running=share + (index < left)) for index, report in enumerate(reports)
+    )
 
 
 def _united(names: Iterable[frozenset[str]]) -> tuple[str, ...]:

@@ -39,6 +39,8 @@ class LoadedRegistry(Collector):
         for family in self._registry.collect():
             if family.name == WAITING:
                 family.samples = [self._waiting_sample(sample) for sample in family.samples]
+            elif family.name == RUNNING:
+                family.samples = [self._running_sample(sample) for sample in family.samples]
             elif family.name == WAITING_BY_REASON:
                 family.samples = list(self._by_reason(family.samples))
             elif family.name == KV_USAGE:
@@ -47,6 +49,10 @@ class LoadedRegistry(Collector):
 
     def _waiting_sample(self, sample: Sample) -> Sample:
         return sample._replace(value=self._waiting.get(_engine(sample), sample.value))
+
+    def _running_sample(self, sample: Sample) -> Sample:
+        report = self._reports.get(_engine(sample))
+        return sample if report is None else sample._replace(value=report.running)
 
     def _kv_sample(self, sample: Sample) -> Sample:
         usage = self._report(sample).kv_usage

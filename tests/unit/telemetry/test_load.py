@@ -12,7 +12,7 @@ from holdfast.telemetry.load import (
     SATURATED_WAITING,
     Load,
     SchedulerReport,
-    unreported,
+    with_running,
 )
 
 COUNTS = st.integers(0, 300)
@@ -71,6 +71,24 @@ def test_the_adapters_of_all_engines_are_named_once() -> None:
 
 def test_silent_schedulers_are_assumed_to_run_what_fits() -> None:
     """The rest waits, and nobody knows how full the cache is."""
-    load = Load(sent=10, schedulers=(unreported(10, 8),))
+    silent = (SchedulerReport(kv_usage=None),)
+    load = Load(sent=10, schedulers=with_running(silent, 10, 8))
     assert (load.running, load.waiting, load.kv_usage) == (8, 2, None)
-    assert Load(sent=10, schedulers=(unreported(10, math.inf),)).waiting == 0
+    assert Load(sent=10, schedulers=with_running(silent, 10, math.inf)).waiting == 0
+
+
+def test_what_a_step_finishes_ran_until_then() -> None:
+    """A pooling model runs what it was sent, though its scheduler reports 0 after each step."""
+    reports = (SchedulerReport(waiting=1), SchedulerReport())
+    load = Load(sent=6, schedulers=with_running(reports, 6, 8))
+    assert [report.running for report in load.schedulers] == [3, 2]
+    assert load.waiting == 1
+
+
+@given(LOADS, COUNTS)
+def test_no_more_runs_than_was_sent_and_fits(load: Load, running_at_once: int) -> None:
+    """A scheduler may still report requests that have ended: then nothing is known to run."""
+    schedulers = with_running(load.schedulers, load.sent, running_at_once)
+    running = sum(report.running for report in schedulers)
+    assert 0 <= running <= min(load.sent, running_at_once)
+    assert [one.all_waiting for one in schedulers] == [one.all_waiting for one in load.schedulers]
