@@ -17,6 +17,7 @@ import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from vllm.config import LoRAConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.parser import metrics as parser_metrics
 from vllm.v1.engine import FinishReason
@@ -48,6 +49,7 @@ CONFIGURATION: dict[str, Any] = {
 RUNNING = "vllm:num_requests_running"
 GENERATED = "vllm:generation_tokens_total"
 CACHE_CONFIG = "vllm:cache_config_info"
+LORA_INFO = "vllm:lora_requests_info"
 
 
 def make_config(directory: Path) -> Any:
@@ -74,6 +76,14 @@ def make_config(directory: Path) -> Any:
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make_config(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def lora_config(config: Any) -> Any:
+    """The same with adapters."""
+    changed = copy.deepcopy(config)
+    changed.lora_config = LoRAConfig(max_loras=4)
+    return changed
 
 
 @pytest.fixture(autouse=True)
@@ -339,6 +349,16 @@ def test_a_scheduler_reports_its_cache_and_adapters(server: Server) -> None:
     assert (found.running, found.kv_usage) == (2, 0.25)
     assert found.running_loras == {"a"}
     assert found.waiting_loras == {"b"}
+
+
+def test_only_the_newest_adapters_have_a_series(lora_config: Any) -> None:
+    """vLLM keeps one for each order in which its clients ever named adapters."""
+    logger = Server(lora_config).start()
+    for names in itertools.permutations(("a", "b", "c")):
+        running = dict.fromkeys(names, 1)
+        report(logger, 0, num_running_reqs=3, running_lora_adapters=running)
+    (labels,) = (dict(labels) for name, labels in page() if name == LORA_INFO)
+    assert labels["running_lora_adapters"] == "c,b,a"
 
 
 def test_the_next_engine_is_awake(server: Server) -> None:

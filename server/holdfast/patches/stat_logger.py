@@ -178,6 +178,8 @@ class LastingStatLogger(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is 
             super().record(
                 scheduler_stats, iteration_stats, *arguments, engine_idx=engine_idx, **options
             )
+            if self.gauge_lora_info is not None and not _is_multi_process():
+                _keep_newest(self.gauge_lora_info)
 
 
 def prometheus_logger(is_probing: Callable[[], bool], queues: Queues) -> type[LastingStatLogger]:
@@ -216,6 +218,16 @@ def _hook(made: Any, metrics: LastingMetrics) -> Any:
     if made in _KINDS:
         return staticmethod(metrics.maker(made))
     return type(made.__name__, (made,), _hooks(made, metrics))
+
+
+def _keep_newest(gauge: Gauge) -> None:
+    """Remove all series but the newest of a gauge whose values are times.
+
+    vLLM never removes any, and each order in which requests name adapters makes another.
+    """
+    samples = [sample for family in gauge.collect() for sample in family.samples]
+    for sample in sorted(samples, key=lambda one: one.value)[:-1]:
+        gauge.remove(*sample.labels.values())
 
 
 def _zero(gauge: Gauge) -> None:
