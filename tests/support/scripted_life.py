@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.replay import ReplayManager
 from holdfast.errors import (
     EngineLostError,
@@ -276,6 +277,7 @@ class Life:
         workspace: WorkspaceSettings | None = None,
         supervision: SupervisionSettings | None = None,
         memory: MemoryRelief | None = None,
+        baseline: BaselineWatch | None = None,
     ) -> None:
         self.world = world
         self.engine_deaths = EngineDeaths()
@@ -293,6 +295,7 @@ class Life:
             recycles=self.recycles,
             has_new_weights=lambda: world.has_new_weights,
             progress=self._moves,
+            baseline=baseline,
             memory=memory,
         )
         self.error: HoldfastError | None = None
@@ -345,11 +348,12 @@ def lived(
     probe: ProbeSettings | None = None,
     workspace: WorkspaceSettings | None = None,
     supervision: SupervisionSettings | None = None,
+    baseline: BaselineWatch | None = None,
 ) -> Life:
     """Run a life to its end, while `act` does something."""
 
     async def live() -> Life:
-        life = Life(world, probe, workspace, supervision)
+        life = Life(world, probe, workspace, supervision, baseline=baseline)
         async with asyncio.timeout(DEADLINE_SECONDS), asyncio.TaskGroup() as tasks:
             tasks.create_task(life.run())
             if act is not None:

@@ -75,6 +75,11 @@ class BaselineWatch:
             self._last[check] = found
         return found
 
+    def forget_canary(self) -> None:
+        """Forget how the last canary compared: its engine is replaced."""
+        with self._lock:
+            self._last.pop("canary", None)
+
     def judge_canary(self, answer: CanaryAnswer) -> BaselineComparison | None:
         """Judge a first token; None if the engine or the baseline told nothing about it."""
         if not answer.top or self._first_token is None or not self._first_token.samples:

@@ -95,6 +95,8 @@ class DeathHandler:
     ) -> AsyncIterator[tuple[DeathTask, asyncio.Future[Death]]]:
         """While entered, a task waits for the death of the engine, which a future can request."""
         self._starts_without_memory = 0
+        if self._baseline is not None:
+            self._baseline.forget_canary()
         self.requested_end = requested_end = asyncio.get_running_loop().create_future()
         heartbeat = Heartbeat(
             engine,

@@ -69,6 +69,15 @@ def test_the_last_comparison_of_each_check_is_kept() -> None:
     }
 
 
+def test_the_next_engine_has_had_no_canary() -> None:
+    """What the probe of the last one found stays until its own."""
+    compared = watch()
+    compared.judge("canary", 1.0)
+    compared.judge("probe", 0.0)
+    compared.forget_canary()
+    assert compared.last() == {"probe": BaselineComparison(True, 0.0, 12.0)}
+
+
 def test_a_canary_is_compared_with_the_nearest_sample() -> None:
     """A recorded server with noise said several things, and each of them is right."""
     compared = watch()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from counter_values import counter_values
+from holdfast.engine.baseline import BaselineWatch
 from holdfast.errors import (
     ConflictError,
     EngineLostError,
@@ -25,6 +26,7 @@ from holdfast.records import (
     Death,
 )
 from holdfast.settings import ProbeSettings, SupervisionSettings, WorkspaceSettings
+from holdfast.verify.baseline import Baseline, RecordedSequence
 from scripted_life import (
     FAILED,
     GREW,
@@ -498,6 +500,23 @@ def test_requests_alone_do_not_end_the_server(tmp_path: Path) -> None:
     assert life.error is None
     assert State.FAILED not in life.states
     assert seen[0] > MIN_BROWNOUT_SECONDS / 2
+
+
+def test_what_a_canary_found_ends_with_its_engine(tmp_path: Path) -> None:
+    """The next one has had none, so the restart that the runbook asks for ends the alert."""
+    sequence = RecordedSequence((1, 2), (), (((2, -0.5),),))
+    compared = BaselineWatch(Baseline(sequences=(sequence,)))
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        compared.judge("probe", 0.0)
+        compared.judge("canary", 1.0)
+        await _die(life, PLUG_PULLED)
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+
+    lived(World(tmp_path), act, baseline=compared)
+    assert compared.last().keys() == {"probe"}
 
 
 def test_a_restart_on_request_costs_no_budget(tmp_path: Path) -> None:
