@@ -75,7 +75,8 @@ _UP = Row(
         tile(
             "Restarts left",
             "Restarts that the server with the fewest may still make within the window. At 0, "
-            "the next death ends it with exit code 5.",
+            "the next death ends it with exit code 5, unless requests, the host's memory or "
+            "another node caused it.",
             f"min(holdfast_engine_restarts_left{{{SERVER}}})",
             "short",
             ((None, "red"), (1, "orange"), (2, "green")),

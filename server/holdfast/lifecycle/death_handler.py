@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -265,7 +265,7 @@ class RestartBudget:
     @property
     def left(self) -> int:
         """The restarts that are still allowed. Any thread may ask."""
-        return max(0, self._max_restarts - sum(not death.is_explained for death in self._recent()))
+        return max(0, self._max_restarts - self._spent(self._recent()))
 
     def count(self, death: Death, verdict: BlameVerdict) -> None:
         """Count a death, and refund those that it explains; a requested one is free."""
@@ -288,10 +288,7 @@ class RestartBudget:
         if death.cause == "requested":
             return 0.0
         recent = self._recent()
-        if (
-            not self._max_restarts
-            or sum(counted.spends_budget for counted in recent) > self._max_restarts
-        ):
+        if not self._max_restarts or self._spent(recent) > self._max_restarts:
             raise EngineLostError(
                 f"the engine died: {death}, after {self._max_restarts} restarts within "
                 f"{self._window_seconds:.0f} s.",
@@ -303,6 +300,10 @@ class RestartBudget:
             return min(MAX_BROWNOUT_SECONDS, MIN_BROWNOUT_SECONDS * 2.0 ** (excess - 1))
         earlier = len(recent) - 1
         return min(MAX_BACKOFF_SECONDS, 2.0 ** (earlier - 1)) if earlier > 0 else 0.0
+
+    @staticmethod
+    def _spent(deaths: Iterable[_CountedDeath]) -> int:
+        return sum(death.spends_budget for death in deaths)
 
     def _recent(self) -> list[_CountedDeath]:
         horizon = self._clock() - self._window_seconds

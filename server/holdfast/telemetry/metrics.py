@@ -226,7 +226,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "engine_restarts_left",
         "gauge",
-        "Restarts that --max-engine-restarts still allows within the restart window.",
+        "Restarts that --max-engine-restarts still allows within the restart window; deaths that "
+        "requests, the host's memory or another node caused spend none.",
     ),
     Metric(
         "host_memory_available_bytes",

@@ -85,7 +85,7 @@ def test_a_death_that_a_key_answers_for_is_given_back() -> None:
 def test_a_trial_gives_back_two_deaths() -> None:
     """It explains the death before it, and its own."""
     budget = RestartBudget(2, 100, FakeClock())
-    wait(budget, UNSOLVED)
+    wait(budget)
     assert budget.left == 1
     wait(budget, TRIED)
     assert budget.left == 2
@@ -104,8 +104,10 @@ def test_requests_do_not_spend_the_budget_of_the_hardware() -> None:
     budget = RestartBudget(2, 10_000, FakeClock())
     for _ in range(3):
         wait(budget, UNSOLVED)
+    assert budget.left == 2
     wait(budget)
     wait(budget)
+    assert budget.left == 0
     with pytest.raises(EngineLostError):
         wait(budget)
 
@@ -133,6 +135,7 @@ def test_what_a_neighbour_does_does_not_end_the_server(cause: DeathCause) -> Non
         waits.append(budget.wait_seconds(death))
     assert waits[:3] == [0, 1, MIN_BROWNOUT_SECONDS]
     assert waits[-1] == MAX_BROWNOUT_SECONDS
+    assert budget.left == 2
     assert [wait(budget), wait(budget)] == [MAX_BROWNOUT_SECONDS] * 2
 
 
