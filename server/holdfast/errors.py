@@ -6,6 +6,7 @@
     + PluginMissingError       exit 3   a rank runs without the workspace plugin
     + NodeLostError            none     another node was lost; the next start waits for it
     + HostFullError            exit 3   the host has too little memory; a later start waits for more
+      - NodeFullError          exit 3   the host of another node has too little
   x ProbeFailedError           exit 4   the worst case was not served
     + ProbeTooSlowError        none     the time was over while the engine went on: a limited proof
   x EngineLostError            exit 5   the engine died and is not restarted
@@ -128,6 +129,10 @@ class NodeLostError(EngineStartError):
 
 class HostFullError(EngineStartError):
     """The host had too little memory while the engine started: a later start waits for more."""
+
+
+class NodeFullError(HostFullError):
+    """Another node ended an engine that started, before the memory of its host ran out."""
 
 
 class ProbeFailedError(HoldfastError):

@@ -22,7 +22,13 @@ from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.interface import Engine
 from holdfast.engine.replay import ReplayManager
-from holdfast.errors import EngineLostError, EngineStartError, HostFullError, NodeLostError
+from holdfast.errors import (
+    EngineLostError,
+    EngineStartError,
+    HostFullError,
+    NodeFullError,
+    NodeLostError,
+)
 from holdfast.labels import DeathCause
 from holdfast.lifecycle.death_task import DeathTask, first_death
 from holdfast.lifecycle.learning import Learning
@@ -153,6 +159,8 @@ class DeathHandler:
             EngineStartError: it was the first, and forgetting what was learned cannot help.
         """
         is_first = self._state_machine.generation.replaces is None
+        if isinstance(error, NodeFullError) and self._memory is not None:
+            self._memory.note_end()  # the guard of this node counts what it ends itself
         if isinstance(error, NodeLostError):
             return self._record_start(Death("node_lost", error.cause), start_seconds)
         if isinstance(error, HostFullError) and not is_first:

@@ -152,8 +152,12 @@ class MemoryRelief:
 
         The guard of another node may have ended the engine.
         """
-        self._on_action("end")
+        self.note_end()
         self._note_suspect_size()
+
+    def note_end(self) -> None:
+        """Count an engine that was ended for lack of memory."""
+        self._on_action("end")
 
     def keep_suspect_size(self) -> int:
         """Forbid the size that has taken the memory, on disk; 0 if none is known to have.
@@ -200,7 +204,7 @@ class MemoryRelief:
             logger.warning("%s: %s", _SAID[reading.level], reading)
         if reading.has_ended_engine and self._end is not None and not self._end.done():
             if self._prompts is None:  # the death of an engine that starts is not noted
-                self._on_action("end")
+                self.note_end()
             self._note_suspect_size()
             self._end.set_result(Death("host_memory", str(reading)))
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from holdfast.errors import EngineStartError, HostFullError, NodeLostError
+from holdfast.errors import EngineStartError, NodeFullError, NodeLostError
 from holdfast.labels import DeathCause
 from holdfast.nodes.actions import GenerationLost
 from holdfast.races import race
@@ -133,7 +133,7 @@ async def start_explained(remote: RemoteRanks | None) -> AsyncIterator[None]:
 
     Raises:
         NodeLostError: a start failed because a node was lost, or a process there ended or stopped.
-        HostFullError: it failed because the host of a node had too little memory.
+        NodeFullError: it failed because the host of another node had too little memory.
     """
     try:
         yield
@@ -164,7 +164,7 @@ def start_error_of(death: Death, local_cause: str = "") -> EngineStartError:
         return NodeLostError(death.reason)
     # Only both together say which rank raised first.
     also = f"; {local_cause}" if local_cause and death.cause in _ECHOES else ""
-    error_class = HostFullError if death.cause == "host_memory" else EngineStartError
+    error_class = NodeFullError if death.cause == "host_memory" else EngineStartError
     return error_class(
         f"the engine could not start: {death.reason}{also}",
         remedy="see the log of that node.",

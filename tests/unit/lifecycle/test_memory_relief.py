@@ -16,7 +16,13 @@ import pytest
 from fake_host import GIB, FakeHost
 from holdfast.engine.long_prompts import long_prompt_tokens
 from holdfast.engine.replay import ReplayManager
-from holdfast.errors import ExitCode, HostFullError, HostMemoryError, RequestLostError
+from holdfast.errors import (
+    ExitCode,
+    HostFullError,
+    HostMemoryError,
+    NodeFullError,
+    RequestLostError,
+)
 from holdfast.host_memory.guard import MemoryGuard
 from holdfast.labels import MemoryAction
 from holdfast.lifecycle.memory_relief import MemoryRelief
@@ -294,11 +300,12 @@ class Shortage:
     """A stage that finds too little memory in the first starts that it is asked for."""
 
     starts: int
+    error: type[HostFullError] = HostFullError
 
     async def __call__(self) -> None:
         if self.starts:
             self.starts -= 1
-            raise HostFullError("the host ran out of memory while the engine started")
+            raise self.error("the host ran out of memory while the engine started")
 
 
 def test_a_start_without_memory_waits_until_there_is_enough(host: FakeHost, tmp_path: Path) -> None:
@@ -338,6 +345,25 @@ def test_a_reservation_that_takes_all_memory_at_every_start_is_given_up(
             world.ranks = (a_rank(),)
             await life.until(State.READY)
         assert [bool(spec.learned) for spec in world.specs] == [False, True, True, False]
+
+    scene.play(act)
+
+
+@pytest.mark.parametrize(("error", "counted"), [(HostFullError, []), (NodeFullError, ["end"])])
+def test_a_start_that_the_guard_of_another_node_ended_is_counted(
+    host: FakeHost, tmp_path: Path, error: type[HostFullError], counted: list[MemoryAction]
+) -> None:
+    """The guard of this node has counted its own before the start is known to have failed."""
+    scene, world = Scene(host), World(tmp_path)
+
+    async def act() -> None:
+        async with living(world, scene) as life:
+            await life.until(State.READY)
+            world.starting = Shortage(1, error)
+            world.engines[-1].die(PLUG_PULLED)
+            await life.until(State.RECOVERING)
+            await life.until(State.READY)
+        assert scene.actions == counted
 
     scene.play(act)
 

@@ -9,7 +9,7 @@ from itertools import repeat
 
 import pytest
 
-from holdfast.errors import EngineStartError, HostFullError, NodeLostError
+from holdfast.errors import EngineStartError, NodeFullError, NodeLostError
 from holdfast.labels import DeathCause
 from holdfast.nodes.actions import GenerationLost
 from holdfast.nodes.remote_ranks import (
@@ -223,7 +223,7 @@ def test_a_start_for_which_another_node_has_no_memory_can_wait_for_it() -> None:
     """As it does for the memory of this host."""
     death = Death("host_memory", "node b: 512 MiB were available")
     error = start_error_of(death, "rank 0: closed")
-    assert isinstance(error, HostFullError)
+    assert isinstance(error, NodeFullError)
     assert error.cause.endswith("node b: 512 MiB were available")
 
 
