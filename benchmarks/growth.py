@@ -114,6 +114,7 @@ def _render_seconds(directory: Path) -> float:
             probe=None,
             ranks=read_all(directory, with_steps=False),
             start_phases={},
+            has_engine=True,
         )
 
     collector = HoldfastCollector(

@@ -144,7 +144,9 @@ def _annotations() -> list[Any]:
         _annotation(
             "Lock",
             "blue",
-            f"{locked} == 1 unless {locked} offset 1m == 1",
+            # A restart of less than a step is seen by its generation.
+            f"{locked} == 1 unless ({locked} offset 1m == 1 "
+            f"and on (job, instance) {generation} == {generation} offset 1m)",
             "{{instance}}: workspaces of rank {{engine}}/{{rank}} are locked",
         ),
         _annotation(

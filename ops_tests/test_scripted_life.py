@@ -229,7 +229,7 @@ def test_a_server_that_is_gone_is_seen(life: Life) -> None:
 
 
 def test_what_happened_is_marked(life: Life) -> None:
-    """Each annotation marks something: the locks of two generations, a growth, a restart."""
+    """Each annotation marks something: a lock, a growth, a restart."""
     assert set(life.marks) == {"Engine restart", "Lock", "Growth"}
     assert min(life.marks.values()) >= 1, life.marks
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
 from dashboards.__main__ import GENERATED, rendered
 from dashboards.lifecycle import STATES
 from holdfast.lifecycle.states import State
 from ops import queries
+from ops.prometheus import promtool
 from ops.queries import Target
 
 SCHEMA = Path("shared", "data", "schemas", "grafana-dashboard.jsonschema.json")
@@ -101,6 +103,38 @@ def test_it_marks_restart_lock_and_growth(name: str) -> None:
         names = set(queries.metric_names(filled(annotation["expr"])))
         assert names <= queries.our_names() | of_every_target
         assert "{{instance}}" in annotation["textFormat"]
+
+
+@pytest.mark.tools
+def test_the_lock_of_each_generation_is_marked(tmp_path: Path) -> None:
+    """Once, at the steps that Grafana asks for, also if the next engine was locked between two."""
+    (lock,) = (
+        annotation["expr"]
+        for annotation in queries.dashboards()["workspace"]["annotations"]["list"]
+        if annotation["name"] == "Lock"
+    )
+    of_server = 'job="holdfast", instance="a:8000"'
+    locked = f'holdfast_workspace_locked{{{of_server}, engine="0", rank="0"}}'
+    mark = [{"labels": locked, "value": 1}]
+    test = {
+        "interval": "15s",
+        "input_series": [
+            {"series": locked, "values": "1x8 stale 1x20 stale _x8 1x20"},
+            {"series": f"holdfast_engine_generation{{{of_server}}}", "values": "1x8 2x20 3x40"},
+        ],
+        "promql_expr_test": [
+            {
+                "expr": filled(lock),
+                "eval_time": f"{minute}m",
+                "exp_samples": mark if minute in {0, 3, 10} else [],
+            }
+            for minute in range(14)
+        ],
+    }
+    path = tmp_path / "lock_test.yml"
+    path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}))
+    outcome = promtool("test", "rules", str(path))
+    assert outcome.returncode == 0, outcome.stdout
 
 
 @every_dashboard

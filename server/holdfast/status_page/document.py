@@ -30,7 +30,7 @@ from holdfast.status_page.patch import Document
 from holdfast.status_page.request_table import RequestTable
 from holdfast.status_page.sources import Sources
 from holdfast.status_page.wall_clock import WallClock
-from holdfast.telemetry.collector import last_step_seconds
+from holdfast.telemetry.collector import holds_memory, last_step_seconds
 from holdfast.telemetry.logs import iso_time
 
 MAX_ROWS = 200
@@ -115,11 +115,11 @@ class DocumentBuilder:
     def _ranks(self, status: Status) -> Document:
         node_of = {place: node.name for node in status.nodes for place in node.ranks}
         kv_used = self._sources.kv_used()
-        holds_memory = status.has_engine and status.state != State.SLEEPING
+        are_held = holds_memory(status)
         return {
             f"{rank.engine}/{rank.rank}": {
                 **_rank(rank, node_of.get((rank.engine, rank.rank))),
-                **(_held(rank, kv_used.get(rank.engine)) if holds_memory else {}),
+                **(_held(rank, kv_used.get(rank.engine)) if are_held else {}),
             }
             for rank in status.ranks
         }

@@ -6,7 +6,7 @@ A value that is not known has no series: a zero would claim that it was measured
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -96,7 +96,7 @@ class HoldfastCollector(Collector):
         status = self._status()
         self._counters.totals.absorb(status.ranks)
         families = (
-            *_rank_families(status.ranks, self._counters.totals),
+            *_rank_families(status.ranks, self._counters.totals, over=_over(status)),
             _family("probe_runs_total", _by_label(self._counters.totals.probe_runs())),
             *_probe_families(status.probe),
             *_baseline_families(self._baseline),
@@ -197,11 +197,27 @@ def _by_label(values: Mapping[Label, int]) -> Samples:
     return [((label,), value) for label, value in values.items()]
 
 
-def _rank_families(ranks: tuple[RankStats, ...], totals: Totals) -> Iterator[Metric]:
+def holds_memory(status: Status) -> bool:
+    """Whether the ranks hold what they have reported: an engine that sleeps has released it."""
+    return status.has_engine and status.state != State.SLEEPING
+
+
+def _over(status: Status) -> Collection[str]:
+    """Return which parts of an engine's life are over: values of `RankMetric.shown_until`."""
+    if holds_memory(status):
+        return ()
+    return ("sleep",) if status.has_engine else ("sleep", "end")
+
+
+def _rank_families(
+    ranks: tuple[RankStats, ...], totals: Totals, *, over: Collection[str] = ()
+) -> Iterator[Metric]:
     counted = totals.ranks()
     for metric in RANK_METRICS:
         if metric.kind == "counter":
             numbers = [(key, counts[metric.name]) for key, counts in counted.items()]
+        elif metric.shown_until in over:
+            continue
         else:
             numbers = [((rank.engine, rank.rank), metric.values(rank)) for rank in ranks]
         yield _family(

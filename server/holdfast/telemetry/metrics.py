@@ -37,6 +37,8 @@ class RankMetric(Metric):
 
     read: Callable[[RankStats], float | Mapping[Any, float] | None] = field(kw_only=True)
     """The number, or several by their labels after `engine` and `rank`; None if it is unknown."""
+    shown_until: Literal["sleep", "end"] | None = field(default=None, kw_only=True)
+    """What makes a gauge untrue, the engine's sleep or end; None if its last value stays true."""
 
     def values(self, rank: RankStats) -> Mapping[Labels, float]:
         """Return what is known, by the labels after `engine` and `rank`."""
@@ -55,6 +57,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
         "Current size of the workspace of a slot.",
         _SLOT,
         read=lambda rank: {(slot.ubatch, slot.lane): slot.size_bytes for slot in rank.slots},
+        shown_until="sleep",
     ),
     RankMetric(
         "workspace_reserved_bytes",
@@ -62,6 +65,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
         "Bytes reserved for a slot before the KV cache was sized.",
         _SLOT,
         read=lambda rank: {(slot.ubatch, slot.lane): slot.reserved_bytes for slot in rank.slots},
+        shown_until="sleep",
     ),
     RankMetric(
         "workspace_high_water_bytes",
@@ -69,6 +73,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
         "Largest number of bytes that any caller requested from a slot.",
         _SLOT,
         read=lambda rank: {(slot.ubatch, slot.lane): slot.high_water_bytes for slot in rank.slots},
+        shown_until="sleep",
     ),
     RankMetric(
         "workspace_retired_bytes",
@@ -76,6 +81,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
         "Bytes of outgrown buffers that are kept because a captured graph may use them.",
         _RANK,
         read=lambda rank: rank.retired_bytes,
+        shown_until="sleep",
     ),
     RankMetric(
         "workspace_persistent_bytes",
@@ -83,6 +89,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
         "Bytes of persistent resources held in addition to the scratch buffers.",
         _RANK,
         read=lambda rank: rank.persistent_bytes,
+        shown_until="sleep",
     ),
     RankMetric(
         "workspace_locked",
@@ -90,6 +97,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
         "Whether the workspaces are locked (1) or not (0).",
         _RANK,
         read=lambda rank: rank.is_locked,
+        shown_until="end",
     ),
     RankMetric(
         "lamport_workspace_bytes",
@@ -97,6 +105,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
         "Size of the Lamport all-reduce workspace.",
         _RANK,
         read=lambda rank: rank.lamport_bytes,
+        shown_until="sleep",
     ),
     RankMetric(
         "workspace_growths_total",
@@ -132,6 +141,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
         "What uses the device memory, as far as it was measured.",
         (*_RANK, "kind"),
         read=lambda rank: rank.memory,
+        shown_until="sleep",
     ),
     RankMetric(
         "engine_steps_total",

@@ -257,6 +257,40 @@ def test_planned_restarts_count_by_what_was_reached() -> None:
     assert counts == {**dict.fromkeys(RECYCLE_REASONS, 0), "age": 1}
 
 
+MEMORY_HELD = {
+    "workspace_size_bytes",
+    "workspace_reserved_bytes",
+    "workspace_high_water_bytes",
+    "workspace_retired_bytes",
+    "workspace_persistent_bytes",
+    "lamport_workspace_bytes",
+    "memory_bytes",
+}
+
+
+def rank_names(server: Server) -> set[str]:
+    """The metrics of ranks on the page."""
+    return {metric.name for metric in RANK_METRICS} & {
+        name.removeprefix("holdfast_") for name in server.names()
+    }
+
+
+def test_an_engine_that_sleeps_holds_no_memory() -> None:
+    """What it has released is not shown as if it were in use; it is still locked."""
+    refusing = a_rank(last_rejection=REJECTION)
+    awake = rank_names(Server(a_status(ranks=(refusing,))))
+    asleep = rank_names(Server(a_status(State.SLEEPING, ranks=(refusing,))))
+    assert awake - asleep == MEMORY_HELD
+
+
+def test_a_dead_engine_holds_nothing_and_is_not_locked() -> None:
+    """What it refused last and who asked for most is what people look for after its death."""
+    refusing = a_rank(last_rejection=REJECTION)
+    alive = rank_names(Server(a_status(ranks=(refusing,))))
+    dead = Server(a_status(State.RECOVERING, ranks=(refusing,), has_engine=False))
+    assert alive - rank_names(dead) == MEMORY_HELD | {"workspace_locked"}
+
+
 def test_host_memory_has_a_series_while_there_is_an_engine() -> None:
     """Between two engines nothing is measured."""
     server = Server(a_status())
