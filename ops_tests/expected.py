@@ -215,7 +215,7 @@ PANELS: Mapping[str, Expected] = {
 
 WATCHED: Mapping[str, str] = {
     "HoldfastWorkspaceRejected": "holdfast_workspace_growth_rejections_total",
-    "HoldfastWorkspaceGrew": "holdfast_workspace_growths_total",
+    "HoldfastWorkspaceGrew": "holdfast_workspace_unproven_growths",
     "HoldfastWorkspaceHeadroomLow": _SIZE,
     "HoldfastWorkspaceNotLocked": "holdfast_workspace_locked",
     "HoldfastProbeFailed": "holdfast_probe_runs_total",
@@ -232,10 +232,6 @@ WATCHED: Mapping[str, str] = {
 """What must be on the page of a READY server, or the alert fires."""
 
 
-GROWTH_WINDOW_SECONDS = 180
-"""After this long in READY, a growth does not come from a probe."""
-
-
 def _happened(name: str, least: float = 1, **wanted: str) -> Expected:
     """How often it happened, if it did so often."""
     return lambda seen: [count for count in seen.total(name, **wanted) if count >= least]
@@ -249,6 +245,11 @@ def _low_headrooms(seen: Seen) -> Values:
     return [room for room in _headrooms(seen) if room < 0.05] if _is_ready(seen) else []
 
 
+def _unproven_growths(seen: Seen) -> Values:
+    grown = _happened("holdfast_workspace_unproven_growths")
+    return grown(seen) if _is_ready(seen) else []
+
+
 def _is_ready(seen: Seen) -> bool:
     return any(seen.values("holdfast_state", state="READY"))
 
@@ -257,6 +258,7 @@ _DUE: Mapping[str, Expected] = {
     "HoldfastNotReady": _not_ready,
     "HoldfastWorkspaceRejected": _happened("holdfast_workspace_growth_rejections_total"),
     "HoldfastWorkspaceHeadroomLow": _low_headrooms,
+    "HoldfastWorkspaceGrew": _unproven_growths,
     "HoldfastNanRows": _happened("holdfast_engine_nan_rows_total"),
     "HoldfastRequestsLost": _happened("holdfast_requests_lost_total"),
     "HoldfastStalled": _happened("holdfast_engine_deaths_total", cause="stall"),
@@ -265,12 +267,9 @@ _DUE: Mapping[str, Expected] = {
 """The alerts whose condition the page of one server can tell, and its value."""
 
 
-def due_alerts(seen: Seen, ready_seconds: float) -> dict[str, Values]:
+def due_alerts(seen: Seen) -> dict[str, Values]:
     """The alerts whose condition holds, with its values: what happened, and what is missing."""
     due = {alert: expected(seen) for alert, expected in _DUE.items()}
-    if ready_seconds > GROWTH_WINDOW_SECONDS:
-        grown = _happened("holdfast_workspace_growths_total", phase="locked")
-        due["HoldfastWorkspaceGrew"] = grown(seen)
     for alert, name in WATCHED.items():
         if _is_ready(seen) and not seen.of(name):
             due[alert] = [1.0]

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
 from holdfast.demo.files import ensure_demo_model
@@ -67,8 +66,6 @@ class Moment:
     """What the recording rules come to, and what was recorded last, as `record` and `=record`."""
     unfollowed: Sequence[str]
     """Queries of panels that show something though a variable names nobody."""
-    ready_seconds: float
-    """How long the server had been READY; 0 if it was not."""
 
 
 @dataclass
@@ -156,7 +153,6 @@ class Script:
         panels, alerts = self._panels(at, window), self._alerts(at)
         records = self._records(at)
         unfollowed = self._unfollowed(at, window)
-        ready_seconds = self._ready_seconds(at)
         after = self._server.metrics()
         self.life.moments[name] = Moment(
             name,
@@ -168,7 +164,6 @@ class Script:
             alerts,
             records,
             unfollowed,
-            ready_seconds,
         )
 
     def look_after_the_end(self) -> None:
@@ -241,11 +236,6 @@ class Script:
             )
             for annotation in queries.dashboards()["lifecycle"]["annotations"]["list"]
         }
-
-    def _ready_seconds(self, at: float) -> float:
-        status = self._server.status
-        is_ready = status["state"] == "READY"
-        return at - datetime.fromisoformat(status["since"]).timestamp() if is_ready else 0.0
 
     def _until_fired(self, alert: str) -> None:
         wait_until(

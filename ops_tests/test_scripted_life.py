@@ -189,7 +189,7 @@ def test_every_alert_is_due_when_it_must_be(moments: Mapping[str, Moment], name:
     """The condition of each alert holds when what it is for happened, with its number."""
     moment = moments[name]
     holding = {alert: sorted(series.values()) for alert, series in moment.alerts.items() if series}
-    due = due_alerts(last_page(moment), moment.ready_seconds)
+    due = due_alerts(last_page(moment))
     assert set(holding) == set(due)
     for alert, values in holding.items():
         assert values == pytest.approx(sorted(due[alert]), rel=INCREASE_SHARE), alert

@@ -207,7 +207,7 @@ class Application:
 
     def probe_ran(self, report: ProbeReport) -> None:
         """Count a run of the suite."""
-        self._counters.totals.probe_ran(report)
+        self._counters.totals.probe_ran(report, self._supervisor.status().ranks)
         self._page.history.probe_ran(report)
 
     def became_ready(self) -> None:

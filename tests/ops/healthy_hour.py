@@ -124,6 +124,9 @@ def _ranks() -> Iterable[Line]:
             ]
             count = _after(STARTED, counts)
             yield _series("holdfast_workspace_growths_total", f'{labels},phase="{phase}"', count)
+        unproven = [float(minute == LEARNED - 1) for minute in range(MINUTES)]
+        name = "holdfast_workspace_unproven_growths"
+        yield _series(name, labels, _after(STARTED, unproven))
         steps = [0.0 if minute < STARTED else 60.0 * minute for minute in range(MINUTES)]
         yield _series("holdfast_engine_steps_total", labels, _after(STARTED, steps))
         yield _series("holdfast_engine_nan_rows_total", labels, _after(STARTED, _always(0)))

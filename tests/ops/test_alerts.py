@@ -169,7 +169,7 @@ def test_the_record_keeps_the_conventions(name: str) -> None:
 
 READY = 'holdfast_state{state="READY"}'
 REJECTIONS = 'holdfast_workspace_growth_rejections_total{engine="0",rank="0",kind="scratch"}'
-GROWTHS = 'holdfast_workspace_growths_total{engine="0",rank="0",phase="locked"}'
+GROWTHS = 'holdfast_workspace_unproven_growths{engine="0",rank="0"}'
 LOST = 'holdfast_requests_lost_total{reason="engine_lost"}'
 DEATHS = 'holdfast_engine_deaths_total{cause="workspace_rejection"}'
 

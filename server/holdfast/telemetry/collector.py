@@ -97,6 +97,7 @@ class HoldfastCollector(Collector):
         self._counters.totals.absorb(status.ranks)
         families = (
             *_rank_families(status.ranks, self._counters.totals, over=_over(status)),
+            *_unproven_families(status, self._counters.totals),
             _family("probe_runs_total", _by_label(self._counters.totals.probe_runs())),
             *_probe_families(status.probe),
             *_baseline_families(self._baseline),
@@ -228,6 +229,12 @@ def _rank_families(
                 for labels, value in values.items()
             ],
         )
+
+
+def _unproven_families(status: Status, totals: Totals) -> Iterator[Metric]:
+    if status.has_engine:
+        grown = totals.unproven_growths(status.ranks)
+        yield _family("workspace_unproven_growths", list(grown.items()))
 
 
 def _probe_families(probe: ProbeReport | None) -> Iterator[Metric]:

@@ -157,6 +157,8 @@ class Totals:
         self._lock = threading.Lock()
         self._lives: dict[tuple[int, int], _Lives] = {}
         self._probe_runs: dict[ProbeResult, int] = dict.fromkeys(PROBE_RESULTS, 0)
+        self._probed_growths: dict[tuple[int, int, int], int] = {}
+        """How often each rank had grown after the lock when the last probe ended."""
 
     def absorb(self, ranks: Iterable[RankStats]) -> None:
         """Add what the ranks wrote; repeated values and late, older ones add nothing.
@@ -169,10 +171,20 @@ class Totals:
                 key = (rank.engine, rank.rank)
                 self._lives[key] = _after(self._lives.get(key), rank)
 
-    def probe_ran(self, report: ProbeReport) -> None:
-        """Count one finished run of the probe."""
+    def probe_ran(self, report: ProbeReport, ranks: Iterable[RankStats] = ()) -> None:
+        """Count one finished run of the probe, and remember what had grown on the ranks by then."""
         with self._lock:
             self._probe_runs["passed" if report.passed else "failed"] += 1
+            self._probed_growths = {_life_of(rank): rank.growths["locked"] for rank in ranks}
+
+    def unproven_growths(self, ranks: Iterable[RankStats]) -> Mapping[tuple[int, int], int]:
+        """Return how often each rank has grown after the lock since the probe of its engine."""
+        with self._lock:
+            probed = self._probed_growths
+        return {
+            (rank.engine, rank.rank): rank.growths["locked"] - probed.get(_life_of(rank), 0)
+            for rank in ranks
+        }
 
     def ranks(self) -> Mapping[tuple[int, int], RankCounts]:
         """Return the totals by (engine, rank), for every rank ever seen."""
@@ -197,6 +209,10 @@ class Counters:
     node_refusals: NodeRefusals = field(default_factory=NodeRefusals)
     tool_calls: ToolCalls = field(default_factory=ToolCalls)
     memory_actions: MemoryActions = field(default_factory=MemoryActions)
+
+
+def _life_of(rank: RankStats) -> tuple[int, int, int]:
+    return rank.engine, rank.rank, rank.generation
 
 
 def _after(known: _Lives | None, rank: RankStats) -> _Lives:

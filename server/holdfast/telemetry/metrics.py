@@ -169,6 +169,13 @@ RANK_METRICS: tuple[RankMetric, ...] = (
 METRICS: tuple[Metric, ...] = (
     *RANK_METRICS,
     Metric(
+        "workspace_unproven_growths",
+        "gauge",
+        "Number of times a workspace of this engine grew after the lock and after the last probe: "
+        "a request needed more than was proven.",
+        _RANK,
+    ),
+    Metric(
         "probe_passed",
         "gauge",
         "Whether a step of the last probe passed (1) or failed (0); absent if it was skipped.",

@@ -32,6 +32,7 @@ from holdfast.records import (
     FollowerStatus,
     HostMemory,
     NodeStatus,
+    RankStats,
     Status,
 )
 from holdfast.telemetry.collector import (
@@ -255,6 +256,34 @@ def test_planned_restarts_count_by_what_was_reached() -> None:
     server.counters.recycles.count("age")
     counts = {r: server.value("engine_recycles_total", reason=r) for r in RECYCLE_REASONS}
     assert counts == {**dict.fromkeys(RECYCLE_REASONS, 0), "age": 1}
+
+
+def grown(times: int, **differences: Any) -> RankStats:
+    """A rank that has grown after the lock."""
+    return a_rank(growths={"warmup": 2, "sealed": 0, "locked": times}, **differences)
+
+
+def test_what_grows_after_the_probe_was_not_proven() -> None:
+    """Whether a scrape came between READY and the growth or not."""
+    server = Server(a_status(ranks=(grown(1),)))
+    server.counters.totals.probe_ran(a_probe(), server.status.ranks)
+    labels = {"engine": "0", "rank": "0"}
+    assert server.value("workspace_unproven_growths", **labels) == 0
+    server.status = a_status(ranks=(grown(3),))
+    assert server.value("workspace_unproven_growths", **labels) == 2
+    server.counters.totals.probe_ran(a_probe(), server.status.ranks)
+    assert server.value("workspace_unproven_growths", **labels) == 0
+
+
+def test_what_grew_is_gone_with_its_engine() -> None:
+    """The next one has reserved what the last one learned, and what it grows itself counts."""
+    server = Server(a_status(ranks=(grown(1),)))
+    server.counters.totals.probe_ran(a_probe(), server.status.ranks)
+    server.status = a_status(State.RECOVERING, ranks=(grown(3),), has_engine=False)
+    labels = {"engine": "0", "rank": "0"}
+    assert server.value("workspace_unproven_growths", **labels) is None
+    server.status = a_status(State.PROBING, ranks=(grown(1, generation=2),))
+    assert server.value("workspace_unproven_growths", **labels) == 1
 
 
 MEMORY_HELD = {
