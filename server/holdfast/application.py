@@ -304,6 +304,7 @@ class Application:
             broken_key_files=self._keys.broken_files,
             key_usage=self._usage.totals,
             baseline=self._baseline.last if self._baseline is not None else None,
+            has_log_stats=self._engine.has_log_stats,
             version=__version__,
             vllm_version=vllm_version(),
         )

@@ -84,6 +84,7 @@ def _server() -> Iterable[Line]:
     yield _series("holdfast_tool_calls_total", "", calls)
     for defect in TOOL_CALL_DEFECTS:
         yield _series("holdfast_broken_tool_calls_total", f'reason="{defect}"', _always(0))
+    yield _series("holdfast_log_stats", "", _always(1))
     for action in MEMORY_ACTIONS:
         yield _series("holdfast_host_memory_actions_total", f'action="{action}"', _always(0))
     for ring in ("api", "admin"):

@@ -13,6 +13,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -127,6 +128,7 @@ class StandInConfigured:
 
     def __init__(self, directory: Path, learned_directory: Path | None) -> None:
         self.launcher = StandInLauncher(directory, learned_directory)
+        self.arguments = Namespace(disable_log_stats=False)
 
     def identified(self, configuration: Configuration) -> Configuration:
         return configuration

@@ -139,6 +139,10 @@ class LateEngine:
         requests = self.requests()
         return requests.suspended_seconds(key) if requests else 0.0
 
+    def has_log_stats(self) -> bool | None:
+        """Whether vLLM's schedulers report what they do; None until the command line is read."""
+        return None if self._vllm is None else not self._vllm.arguments.disable_log_stats
+
     def queue(self) -> tuple[int, int]:
         """Return how many requests vLLM's schedulers are running, and how many wait there.
 

@@ -75,6 +75,7 @@ class HoldfastCollector(Collector):
         broken_key_files: Callable[[], Mapping[str, bool]] = dict,
         key_usage: Callable[[], Mapping[str, Used]] = dict,
         baseline: Callable[[], Comparisons] | None = None,
+        has_log_stats: Callable[[], bool | None] = lambda: None,
         version: str,
         vllm_version: str,
     ) -> None:
@@ -89,6 +90,7 @@ class HoldfastCollector(Collector):
         self._broken_key_files = broken_key_files
         self._key_usage = key_usage
         self._baseline = baseline
+        self._has_log_stats = has_log_stats
         self._build = (version, vllm_version)
 
     def collect(self) -> Iterator[Metric]:
@@ -110,6 +112,7 @@ class HoldfastCollector(Collector):
             *_host_memory_families(self._host_memory()),
             *self._counters.memory_actions.counter.collect(),
             _family("key_file_broken", _by_label(self._broken_key_files())),
+            _family("log_stats", _if_known(self._has_log_stats())),
             _family("event_loop_lag_seconds", [((), self._loop_lag_seconds())]),
             _family(
                 "last_step_age_seconds",

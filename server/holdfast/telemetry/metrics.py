@@ -298,6 +298,12 @@ METRICS: tuple[Metric, ...] = (
         "Connections to the node port that were refused, by reason.",
         ("reason",),
     ),
+    Metric(
+        "log_stats",
+        "gauge",
+        "Whether the engine reports its load and its work as vllm: series (1) or not (0, "
+        "--disable-log-stats).",
+    ),
     Metric("last_step_age_seconds", "gauge", "Time since any rank last finished an engine step."),
     Metric("requests_in_flight", "gauge", "Requests admitted and not yet fully answered."),
     Metric(

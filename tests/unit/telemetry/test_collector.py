@@ -68,6 +68,7 @@ class Server:
         self.lag_seconds = 0.02
         self.usage = KeyUsage()
         self.compared: dict[BaselineCheck, BaselineComparison] = {}
+        self.has_log_stats: bool | None = None
         collector = HoldfastCollector(
             lambda: self.status,
             counters=self.counters,
@@ -80,6 +81,7 @@ class Server:
             broken_key_files=lambda: {"api": True, "admin": False},
             key_usage=lambda: self.usage.totals(),  # noqa: PLW0108 - a test replaces it
             baseline=lambda: self.compared,
+            has_log_stats=lambda: self.has_log_stats,
             version="0.1.0",
             vllm_version="0.32.0",
         )
@@ -108,6 +110,7 @@ def test_a_full_status_shows_exactly_the_table() -> None:
     nodes = (NodeStatus("a", True, ((0, 0),)), NodeStatus("b", False, problem="it left"))
     server = Server(a_status(ranks=(rank,), nodes=nodes, nodes_wanted=2))
     server.compared = {"probe": BaselineComparison(True, 0.0, 0.0)}
+    server.has_log_stats = True
     server.host_memory_bytes = 3 * MIB
     server.host_memory = HostMemory(3 * MIB, 9 * MIB, 0.25)
     server.usage.count("alice")
@@ -256,6 +259,14 @@ def test_planned_restarts_count_by_what_was_reached() -> None:
     server.counters.recycles.count("age")
     counts = {r: server.value("engine_recycles_total", reason=r) for r in RECYCLE_REASONS}
     assert counts == {**dict.fromkeys(RECYCLE_REASONS, 0), "age": 1}
+
+
+@pytest.mark.parametrize("has_log_stats", [None, False, True])
+def test_a_server_says_whether_vllm_reports(*, has_log_stats: bool | None) -> None:
+    """As soon as it is known: an alert on vLLM's series tells by it why there are none."""
+    server = Server(a_fresh_status())
+    server.has_log_stats = has_log_stats
+    assert server.value("log_stats") == has_log_stats
 
 
 def grown(times: int, **differences: Any) -> RankStats:
