@@ -59,19 +59,24 @@ def ensure_running(
 ) -> None:
     """Ensure that a fork server runs, with its socket in `directory`; replace one that has ended.
 
-    It is started with `native_variables`, and so is each replacement.
+    The exit codes of processes are left there too, whether these are forked or not. The server is
+    started with `native_variables`, and so is each replacement.
 
     Call it in the main thread: the server ends with the thread that starts it, see `lifetime`. If
     it cannot run, for example because the directory's path is too long for a socket, a warning is
     logged, and engines are spawned. Nothing is started if `is_enabled` is false.
     """
+    if directory is not None:
+        # A server that is killed leaves its socket behind.
+        current: Any = multiprocessing.current_process()
+        current._config["tempdir"] = str(directory)  # noqa: SLF001 - no argument for it
     stop_forking_if_unsafe()
     if not is_enabled():
         return
     if native_variables is not None:
         _server().native_variables = dict(native_variables)
     try:
-        _ensure_running(directory)
+        _ensure_running()
     except OSError as error:
         logger.warning(
             "cannot keep a process to fork engines from, so they start more slowly: %s", error
@@ -114,11 +119,7 @@ def record_unsafe_forks(directory: Path) -> None:
     (directory / f"{_UNSAFE}{os.getpid()}").touch()
 
 
-def _ensure_running(directory: Path | None) -> None:
-    if directory is not None:
-        # A server that is killed leaves its socket behind.
-        current: Any = multiprocessing.current_process()
-        current._config["tempdir"] = str(directory)  # noqa: SLF001 - no argument for it
+def _ensure_running() -> None:
     server = _server()
     pid_before = server_pid()
     forkserver.set_forkserver_preload(list(PRELOADED))
@@ -139,9 +140,9 @@ def _ensure_running(directory: Path | None) -> None:
 
 
 def exit_codes_directory() -> Path:
-    """The directory where the server leaves the exit codes of its children."""
+    """The directory where the server, or a follower's executor, leaves exit codes of children."""
     current: Any = multiprocessing.current_process()
-    return Path(current._config.get("tempdir") or tempfile.gettempdir()) / "exit-codes"  # noqa: SLF001 - as in `_ensure_running`
+    return Path(current._config.get("tempdir") or tempfile.gettempdir()) / "exit-codes"  # noqa: SLF001 - as in `ensure_running`
 
 
 def server_pid() -> int | None:

@@ -229,3 +229,25 @@ def test_a_user_can_rule_out_forks(tmp_path: Path, method: str | None, is_forked
         env=variables | ({METHOD: method} if method else {}),
     )
     assert (done.stdout.split(), done.stderr) == ([str(is_forked)] * 3, "")
+
+
+UNFORKED = """
+import sys
+from pathlib import Path
+from holdfast.processes import forkserver, tree
+
+with tree.owned(Path(sys.argv[1]), {}, has_fork_server=False):
+    print(forkserver.exit_codes_directory(), forkserver.server_pid())
+"""
+
+
+def test_exit_codes_are_kept_where_nobody_else_writes(tmp_path: Path) -> None:
+    """Also without a server, as on a follower: another user could say why a process ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", UNFORKED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split() == [str(tmp_path / "exit-codes"), "None"]
