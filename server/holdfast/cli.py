@@ -253,7 +253,8 @@ def _listen_of(command: str, arguments: Sequence[str]) -> ListenSettings:
     """Return where `serve` or `follow` listens with these arguments."""
     if command == "follow":
         return read_follow(arguments, os.environ).listen
-    return parse_serve(arguments, os.environ, needs_model=False).listen
+    settings = parse_serve(arguments, os.environ, needs_model=False)
+    return of_headless(settings).listen if settings.node_rank else settings.listen
 
 
 def _print_versions(_arguments: list[str]) -> int:

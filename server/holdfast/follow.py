@@ -22,7 +22,7 @@ from prometheus_client import ProcessCollector
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from holdfast import __version__
+from holdfast import __version__, hide_keys
 from holdfast.api.follower_health import follower_routes
 from holdfast.api.metrics import metrics_route
 from holdfast.errors import ExitCode
@@ -73,6 +73,8 @@ def follow(settings: FollowSettings) -> ExitCode:
     if settings.has_ignored_flags:
         logger.info("the head hands out the model and its flags; those given here have no effect")
     credentials = follower_credentials(settings.key_file, settings.ca_certs)
+    # Before any process is started, which would inherit the keys.
+    hide_keys.hide_keys(settings.ignored_keys)
     with (
         signals.deferred() as has_come,
         bound_socket(settings.listen) as sock,

@@ -36,16 +36,16 @@ def open_access(settings: Settings) -> tuple[str, str] | None:
     )
 
 
-def hide_keys(settings: Settings) -> None:
+def hide_keys(given: Collection[str]) -> None:
     """Remove every key from the environment, from `sys.argv`, and from what the kernel shows.
 
-    So no child inherits a key, and neither `/proc/PID/cmdline`, which `ps` prints, nor
-    `/proc/PID/environ` contains one; if that cannot be done, a warning is logged. Call it before
-    there are child processes.
+    `given` are `Settings.given_keys`; the keys in variables are found here. So no child inherits a
+    key, and neither `/proc/PID/cmdline`, which `ps` prints, nor `/proc/PID/environ` contains one;
+    if that cannot be done, a warning is logged. Call it before there are child processes.
     """
     variables = ["VLLM_API_KEY", *(flag.variable for flag in flags() if flag.is_secret)]
     of_variables = {os.environ.pop(name) for name in variables if name in os.environ}
-    keys = {*settings.listen.api_keys, settings.keys.admin_api_key or "", *of_variables} - {""}
+    keys = {*given, *of_variables} - {""}
     if not keys:
         return
     sys.argv = masked(sys.argv, keys)

@@ -52,7 +52,7 @@ def serve(settings: Settings) -> ExitCode:
         )
     usage = KeyUsage(lambda: keys.api.names)
     # Before any process is started, which would inherit the keys.
-    hide_keys.hide_keys(settings)
+    hide_keys.hide_keys(settings.given_keys)
     with (
         signals.deferred() as has_come,
         bound_socket(settings.listen) as sock,

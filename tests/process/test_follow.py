@@ -318,14 +318,37 @@ def test_a_key_that_is_too_short_is_exit_2(tmp_path: Path, key_file: Path) -> No
         assert "the key has fewer than 32 characters. Remedy: " in follower.last_line
 
 
+def headless(port: int, key_file: Path) -> tuple[str, ...]:
+    """vLLM's way to start a follower of the head at that port."""
+    flags = ("--nnodes=2", "--node-rank=1", "--headless", "--master-addr=127.0.0.1")
+    ours = (f"--node-port={port}", f"--node-key-file={key_file}")
+    return ("/no/such/model", "--tensor-parallel-size", "2", *flags, *ours)
+
+
+def test_the_keys_of_a_copied_command_line_are_hidden(
+    tmp_path: Path, key_file: Path, head: ThreadedHead
+) -> None:
+    """`ps` does not show them, and the ranks do not get them."""
+    given = (*headless(head.port, key_file), "--api-key=hush-flag")
+    variables = {"VLLM_API_KEY": "hush-variable", "HOLDFAST_ADMIN_API_KEY": "hush-admin"}
+    with running(tmp_path, *given, command=SERVE, environment=variables) as follower:
+        head.keep_running()
+        until_ready(follower)
+        processes = [follower.process.pid, *(one.pid for one in descendants(follower.process.pid))]
+        assert len(processes) > 1
+        shown = [
+            Path(f"/proc/{pid}/{part}").read_bytes()
+            for pid in processes
+            for part in ("cmdline", "environ")
+        ]
+        assert [one for one in shown if b"hush" in one] == []
+
+
 def test_vllms_way_to_start_a_follower_joins_too(
     tmp_path: Path, key_file: Path, head: ThreadedHead
 ) -> None:
     """The model and the flags that are given with it come from the head."""
-    flags = ("--nnodes=2", "--node-rank=1", "--headless", "--master-addr=127.0.0.1")
-    ours = (f"--node-port={head.port}", f"--node-key-file={key_file}")
-    given = ("/no/such/model", "--tensor-parallel-size", "2", *flags, *ours)
-    with running(tmp_path, *given, command=SERVE) as follower:
+    with running(tmp_path, *headless(head.port, key_file), command=SERVE) as follower:
         head.until_complete()
         assert "have no effect" in follower.log
         assert until_state(follower, "waiting")["head"] == f"127.0.0.1:{head.port}"

@@ -95,6 +95,13 @@ def test_the_address_is_that_of_the_first_process(words: list[str], port: int) -
     assert cli._listen_of(*given).port == port
 
 
+def test_a_follower_has_no_tls_for_clients() -> None:
+    """Though the head's command line, of which its own is a copy, has a certificate."""
+    tls = ("--ssl-certfile=c", "--ssl-keyfile=k", "--uds=/s")
+    found = cli._listen_of("serve", ["m", *HEADLESS, *tls])
+    assert (found.is_tls, found.uds, found.port) == (False, None, 8001)
+
+
 def test_the_key_of_a_follower_may_be_named_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which the check has, too, as both run in one container."""
     monkeypatch.setenv("HOLDFAST_NODE_KEY_FILE", "k")

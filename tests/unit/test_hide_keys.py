@@ -21,7 +21,7 @@ import json, os, pathlib, subprocess, sys
 from holdfast.cli import parse_serve
 from holdfast.hide_keys import hide_keys
 
-hide_keys(parse_serve(sys.argv[1:], os.environ))
+hide_keys(parse_serve(sys.argv[1:], os.environ).given_keys)
 shown = {
     part: pathlib.Path("/proc/self", part).read_bytes().decode("latin-1").strip("\\0")
     for part in ("cmdline", "environ")

@@ -68,6 +68,8 @@ class FollowSettings:
     listen: ListenSettings
     memory: MemorySettings = field(default_factory=MemorySettings)
     log_format: LogFormat = "auto"
+    ignored_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Keys of the server that stand on the command line, since the head's was copied."""
     has_ignored_flags: bool = False
     """Whether a command line of `serve` was given, whose model and other flags have no effect."""
 
@@ -145,10 +147,12 @@ def of_headless(settings: Settings) -> FollowSettings:
         head_port=settings.nodes.port,
         key_file=_key_file(settings.nodes),
         node_name=_node_name(settings.nodes),
-        ca_certs=_ca_certs(listen.ssl_ca_certs),
+        # Otherwise they are those of the clients' certificates.
+        ca_certs=_ca_certs(listen.ssl_ca_certs) if settings.nodes.certfile else None,
         listen=_listen_settings(listen.host, listen.port, listen.log_level),
         memory=settings.memory,
         log_format=settings.logs.format,
+        ignored_keys=settings.given_keys,
         has_ignored_flags=True,
     )
 

@@ -17,7 +17,9 @@ _WITH_VALUE = frozenset(
         *("--host", "--port", "--uds", "--root-path"),
         *("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-ciphers"),
         *("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port"),
-        *("--hf-token", "--chat-template", "--config"),
+        *("--chat-template", "--config"),
+        # vLLM's parser completes the name of a flag.
+        *("--hf-token", "--hf-toke", "--hf-tok", "--hf-to", "--hf-t"),
     }
 )
 _WITH_VALUES = frozenset({"--api-key"})

@@ -125,6 +125,11 @@ class Settings:
         return not has_key and not self.listen.ssl_cert_reqs
 
     @property
+    def given_keys(self) -> tuple[str, ...]:
+        """The keys of clients and operators that stand in flags or variables."""
+        return (*self.listen.api_keys, *filter(None, [self.keys.admin_api_key]))
+
+    @property
     def uvicorn_listen(self) -> ListenSettings:
         """What uvicorn is given: its access log is on only in place of our own line."""
         has_access_log = self.listen.has_access_log and self.logs.requests == "uvicorn"

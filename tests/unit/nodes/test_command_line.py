@@ -167,6 +167,7 @@ def test_vllms_way_takes_what_follow_takes() -> None:
     """Ports, name, TLS, guard and logs."""
     found = headless(
         *("--node-port=30000", "--port=9001", "--host=::1", "--ssl-ca-certs=/ca"),
+        "--node-ssl-certfile=/certificate",
         *("--log-format=json", "--log-level=debug", "--node-name=spark-2"),
         "--host-memory-guard=off",
     )
@@ -174,3 +175,16 @@ def test_vllms_way_takes_what_follow_takes() -> None:
     assert (found.head_port, found.ca_certs, found.log_format) == (30000, Path("/ca"), "json")
     assert (found.listen.host, found.listen.port) == ("::1", 9001)
     assert found.listen.log_level == "debug"
+
+
+def test_authorities_for_clients_are_not_those_of_the_head() -> None:
+    """The head's command line may name them for certificates of clients."""
+    flags = ("--ssl-certfile=/c", "--ssl-keyfile=/k", "--ssl-cert-reqs=2", "--ssl-ca-certs=/ca")
+    assert headless(*flags).ca_certs is None
+
+
+def test_the_keys_of_the_server_are_known_and_not_shown() -> None:
+    """They stand there when the head's command line was copied."""
+    found = headless("--api-key", "hush-1", "hush-2", "--admin-api-key=hush-3")
+    assert found.ignored_keys == ("hush-1", "hush-2", "hush-3")
+    assert "hush" not in repr(found)

@@ -21,6 +21,8 @@ from holdfast.settings import flags
         ("model --api-key one two --tensor-parallel-size 2", "model --tensor-parallel-size 2"),
         ("model --api-key=one --seed 1", "model --seed 1"),
         ("model --hf-token hf_secret --hf-overrides {}", "model --hf-overrides {}"),
+        ("model --hf-tok hf_secret --hf-overrides {}", "model --hf-overrides {}"),
+        ("model --hf-t=hf_secret --hf-config-path a", "model --hf-config-path a"),
         ("model --config a.yaml --seed 1", "model --seed 1"),
         ("model --workspace-reserve 1GiB --probe=off --seed 1", "model --seed 1"),
         ("model --node-key-file k --node-port 1", "model"),
