@@ -42,6 +42,14 @@ class ThreadedHead:
         """Hand out a generation whenever its follower is free: a slow machine may lose one."""
         asyncio.run_coroutine_threadsafe(self._keep_running(arguments), self._loop)
 
+    def do(self, act: Callable[[Scene], None]) -> None:
+        """Act on its own loop."""
+
+        async def acting() -> None:
+            act(self._scene)
+
+        asyncio.run_coroutine_threadsafe(acting(), self._loop).result(DEADLINE_SECONDS)
+
     def end(self) -> None:
         """Have it say goodbye and close its port."""
         self._loop.call_soon_threadsafe(self._has_to_end.set)
@@ -64,6 +72,7 @@ def threaded_head(
     facts: NodeFacts | None = None,
     context: ssl.SSLContext | None = None,
     port: int = 0,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> Iterator[ThreadedHead]:
     """A head that waits for one follower while entered; by default both have the same facts."""
     began = Future[ThreadedHead]()
@@ -80,6 +89,7 @@ def threaded_head(
             facts=facts or node_facts(str(model)),
             context=context,
             port=port,
+            loop_factory=loop_factory,
             deadline_seconds=LIFE_SECONDS,
         )
 

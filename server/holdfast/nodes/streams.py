@@ -15,6 +15,8 @@ MAX_UNSENT_BYTES = 4 * MAX_FRAME_BYTES
 """What may wait for a peer that does not read."""
 TLS_GRACE_SECONDS = 1.0
 """The head's own deadline comes first: it counts a peer that is too slow."""
+NEXT_ADDRESS_SECONDS = 0.25
+"""The time after which a name's next address is tried too: the first may drop every packet."""
 CLOSE_SECONDS = 2.0
 """The time to send what waits when a connection is closed."""
 
@@ -73,13 +75,19 @@ async def accepted_stream(sock: socket.socket, context: ssl.SSLContext | None) -
 async def connected_stream(
     host: str, port: int, context: ssl.SSLContext | None, deadline_seconds: float
 ) -> ByteStream:
-    """Connect, with the TLS handshake if there is a context.
+    """Connect, with the TLS handshake if there is a context. The event loop must be asyncio's own.
 
     Raises:
         OSError: it failed, or the deadline passed.
     """
     async with asyncio.timeout(deadline_seconds):
-        reader, writer = await asyncio.open_connection(host, port, limit=READ_BYTES, ssl=context)
+        reader, writer = await asyncio.open_connection(
+            host,
+            port,
+            limit=READ_BYTES,
+            ssl=context,
+            happy_eyeballs_delay=NEXT_ADDRESS_SECONDS,
+        )
     return ByteStream(reader, writer)
 
 

@@ -6,8 +6,10 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -24,10 +26,12 @@ from holdfast.nodes.addresses import HeadAddress
 from holdfast.nodes.dialer import Dialer
 from holdfast.nodes.follower import Follower
 from holdfast.nodes.messages import NodeFacts
+from holdfast.nodes.streams import connected_stream
 from holdfast.records import Death
 from node_pairs import FACTS, KEY
-from node_scenes import DEADLINE_SECONDS, Scene, StandInEngine, play
+from node_scenes import DEADLINE_SECONDS, Scene, StandInEngine, following, play
 from sample_status import a_rank
+from threaded_head import ThreadedHead, threaded_head
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 KILLED = Death("worker_exit", "rank 1 was killed")
@@ -58,24 +62,60 @@ async def cuttable(scene: Scene) -> AsyncIterator[tuple[int, list[asyncio.Stream
 
 
 @pytest.mark.parametrize("loop_factory", [None, uvloop.new_event_loop])
-def test_a_generation_starts_and_ends_on_the_follower(loop_factory: LoopFactory | None) -> None:
-    """And the next one, with a port of its own, also on the event loop that `serve` uses."""
+def test_a_generation_starts_and_ends_on_the_follower(
+    tmp_path: Path, loop_factory: LoopFactory | None
+) -> None:
+    """And the next one, with a port of its own, also if the head has the loop that `serve` uses."""
 
-    async def scene(scene: Scene) -> tuple[list[int], list[int]]:
-        async with scene.follower() as (engine, _):
+    async def follow(head: ThreadedHead) -> tuple[list[int], list[int]]:
+        async with following(head.port) as (engine, _, _):
 
             async def run_generation(generation: int) -> None:
-                await scene.until(lambda: scene.head.is_complete)
-                scene.start(generation)
-                await scene.until(lambda: len(engine.started) == generation)
-                scene.listener.do(scene.head.end("a restart"))
+                await asyncio.to_thread(head.until_complete)
+                await asyncio.to_thread(head.do, lambda scene: scene.start(generation))
+                async with asyncio.timeout(DEADLINE_SECONDS):
+                    while len(engine.started) < generation:  # noqa: ASYNC110 - no event tells
+                        await asyncio.sleep(0.01)
+                await asyncio.to_thread(
+                    head.do, lambda scene: scene.listener.do(scene.head.end("a restart"))
+                )
 
             for generation in (1, 2):
                 await run_generation(generation)
-            await scene.until(lambda: GenerationOver(2) in scene.reports)
+            await asyncio.to_thread(head.until, lambda scene: GenerationOver(2) in scene.reports)
             return [order.master_port for order in engine.started], engine.stopped
 
-    assert play(scene, loop_factory=loop_factory) == ([20001, 20002], [1, 2])
+    with threaded_head(tmp_path, facts=FACTS, loop_factory=loop_factory) as head:
+        assert asyncio.run(follow(head)) == ([20001, 20002], [1, 2])
+
+
+class LoopWithNames(asyncio.SelectorEventLoop):
+    """An event loop for which every name has the same two addresses."""
+
+    async def getaddrinfo(self, _host: Any, port: Any, **_: Any) -> Any:  # type: ignore[override]
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port))
+            for address in ("127.0.0.2", "127.0.0.1")
+        ]
+
+
+def test_an_address_that_drops_packets_does_not_use_up_the_time() -> None:
+    """As the IPv6 address of a name may; the next one is tried meanwhile."""
+    with ExitStack() as opened:
+        silent = opened.enter_context(socket.create_server(("127.0.0.2", 0), backlog=0))
+        for _ in range(8):  # more than the kernel lets wait, so that it drops the next ones
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(silent.getsockname())
+        port = silent.getsockname()[1]
+        opened.enter_context(socket.create_server(("127.0.0.1", port)))
+
+        async def connect() -> None:
+            stream = await connected_stream("head", port, None, 10.0)
+            stream.abort()
+
+        with asyncio.Runner(loop_factory=LoopWithNames) as runner:
+            runner.run(connect())
 
 
 def test_a_death_on_the_follower_is_reported_at_once() -> None:
