@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from holdfast.engine.interface import UntilOutOfMemory
 from holdfast.engine.startup import EngineProcesses, until_stuck
 from holdfast.engine.vllm_errors import start_error, start_errors
 from holdfast.errors import EngineStartError, HostFullError
+from holdfast.nodes import remote_ranks
 from holdfast.nodes.remote_ranks import RemoteRanks, start_error_of
 from holdfast.processes import forkserver
 from holdfast.worker.crash_records import unexpected_traceback
@@ -69,6 +70,19 @@ async def constructed(
     finally:
         for task in failing:
             task.cancel()
+
+
+@asynccontextmanager
+async def explained(remote: RemoteRanks | None, *, is_unified_memory: bool) -> AsyncIterator[None]:
+    """Have a start that failed say what happened here and on the other nodes.
+
+    Raises:
+        NodeLostError: a start failed because a node was lost, or a process there ended or stopped.
+        HostFullError: it failed because the host of a node had too little memory.
+    """
+    with _shortage_named(is_unified_memory=is_unified_memory):
+        async with remote_ranks.start_explained(remote):
+            yield
 
 
 def _raise_first(failing: Sequence[asyncio.Task[EngineStartError]]) -> None:

@@ -44,7 +44,7 @@ from holdfast.engine.vllm_errors import start_errors
 from holdfast.errors import RequestLostError
 from holdfast.nodes.channel import SILENCE_SECONDS
 from holdfast.nodes.generations import NodeGenerations
-from holdfast.nodes.remote_ranks import RemoteRanks, start_explained, unless_lost
+from holdfast.nodes.remote_ranks import RemoteRanks, unless_lost
 from holdfast.patches import front_end
 from holdfast.patches.stat_logger import Queues, prometheus_logger
 from holdfast.processes import cleanup, environment, forkserver, tree
@@ -229,7 +229,7 @@ class EngineLauncher:
             startup.prepare(directory, spec)
         mapped: frozenset[Path] = frozenset()
         try:
-            async with start_explained(remote):
+            async with construction.explained(remote, is_unified_memory=self._is_unified_memory):
                 llm = await self._construct(directory, processes, remote)
                 engine = await unless_lost(self._connect(llm, spec, processes, remote), remote)
             try:

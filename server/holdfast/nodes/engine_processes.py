@@ -35,7 +35,10 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 """How often the statistics are read; no more of them are sent either."""
-
+SETTLE_SECONDS = 1.0
+"""Longer than a `DeathWatch` takes to see that a rank has raised."""
+LATE_STEP_SECONDS = 1.0
+"""A step that runs for longer may wait for a compiler."""
 RETRY_SECONDS = 1.0
 """The pause before the next attempt to clean up."""
 SLOW_SECONDS = 30.0
@@ -174,15 +177,28 @@ class EngineProcesses:
                     done, _ = await asyncio.wait(
                         waited, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
                     )
-                    if asked in done:
-                        return None
                     for death in deaths:
                         if death in done:
                             return death.result()
+                    if asked in done:
+                        return await self._last_death(order, directory, watch)
             finally:
                 asked.cancel()
                 await _ended(stopped)
                 await _ended(watch)
+
+    async def _last_death(
+        self, order: Start, directory: Path, watch: asyncio.Task[Death]
+    ) -> Death | None:
+        """Return the death of a rank that has raised before it has to end, or None.
+
+        The head may end the generation because of what only follows from it.
+        """
+        ranks = await self._report_ranks(order, directory)
+        if not any(rank.fatal_error for rank in ranks):
+            return None
+        await asyncio.wait({watch}, timeout=SETTLE_SECONDS)
+        return watch.result() if watch.done() else None
 
     async def _report_ranks(self, order: Start, directory: Path) -> tuple[RankStats, ...]:
         """Read the statistics of all ranks here, report them if there are any, and return them."""

@@ -179,9 +179,9 @@ class Follower:
         """Handle that the engine cannot go on; its processes may still exist."""
         if self._engine is not None and self._engine.generation == generation:
             self._is_short_of_memory = death.cause == "host_memory"
-            if not self._is_stopping:
-                self._update(now_seconds, is_last=True)
-                self._tell(_fitting(Lost(generation, death)))
+            self._update(now_seconds, is_last=True)
+            # Also if it stops: a death that the head has heard of may follow from this one.
+            self._tell(_fitting(Lost(generation, death)))
             self._stop_engine(str(death))
         return self._flushed(now_seconds)
 

@@ -46,6 +46,8 @@ class EngineOverNodes:
     arguments: tuple[str, ...]
     """The flags for the ranks on other nodes; see `handed_flags`."""
     fingerprint: str
+    revision: str = ""
+    """The commit of a model from the Hub, which all nodes load; empty if it has none."""
 
 
 class NodeGenerations:
@@ -137,7 +139,13 @@ class NodeGenerations:
             raise NodeLostError(self._missing())
         engine = self._engine
         port = self._new_port()
-        remote = RemoteRanks(spec.generation, (engine.master_address, port), self._end)
+        remote = RemoteRanks(
+            spec.generation,
+            (engine.master_address, port),
+            self._end,
+            others=engine.nodes - 1,
+            revision=engine.revision,
+        )
         self._remote = remote
         self._known = {name: replace(node, ranks=()) for name, node in self._known.items()}
         self.do(

@@ -72,6 +72,8 @@ class _Generation:
     running: set[int] = field(default_factory=set)
     """The peers that may have processes of it."""
     is_ending: bool = False
+    is_lost: bool = False
+    """Whether it ends because of a node or a rank."""
     ending_since_seconds: float = math.inf
     """The first tick at which it was ending."""
 
@@ -247,13 +249,17 @@ class Head:
         peer.channel.refuse(reason, line)
 
     def _end_because_of(self, peer: int, number: int, reason: str, death: Death | None) -> None:
-        """End the generation, unless it is ending anyway or the peer does not take part in it."""
+        """End the generation, unless it is ending anyway or the peer does not take part in it.
+
+        A death that ended it may follow from another, which is told too, however late.
+        """
         running = self._generation
-        if running is None or running.is_ending or running.number != number:
+        if running is None or running.number != number or peer not in running.running:
             return
-        if peer in running.running:
+        if not running.is_ending or (running.is_lost and death is not None):
             node = self._peers[peer].name
             self._actions.append(GenerationLost(number, node, reason, death))
+            running.is_lost = True
             self._end(f"node {node}: {reason}")
 
     def _end(self, reason: str) -> None:

@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import reduce
 from typing import Any, TypeVar
 
-from holdfast.errors import EngineStartError, NodeFullError, NodeLostError
+from holdfast.errors import EngineStartError, HostFullError, NodeFullError, NodeLostError
 from holdfast.labels import DeathCause
 from holdfast.nodes.actions import GenerationLost
 from holdfast.races import race
@@ -37,23 +38,55 @@ Value = TypeVar("Value")
 class RemoteRanks:
     """What other nodes say of one generation. It belongs to one event loop."""
 
-    def __init__(self, generation: int, master: tuple[str, int], end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        generation: int,
+        master: tuple[str, int],
+        end: Callable[[], None],
+        *,
+        others: int = 1,
+        revision: str = "",
+    ) -> None:
+        """`others` is the number of nodes beside the head."""
         self.generation = generation
         self.master = master
         """The address and port of the head where the ranks of all nodes meet."""
         self.end = end
         """Ends the generation on the other nodes; it may be called again."""
+        self.revision = revision
+        """The commit of a model from the Hub, which all nodes load; empty if it has none."""
+        self._others = others
         self._by_node: dict[str, tuple[RankStats, ...]] = {}
-        self._lost: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
+        self._compiling: set[str] = set()
+        """The nodes on which a rank waits for a compiler."""
+        loop = asyncio.get_running_loop()
+        self._lost: asyncio.Future[Death] = loop.create_future()
+        """The first loss."""
+        self._losses: dict[str, Death] = {}
+        """That of each node which told of one."""
+        self._explained: asyncio.Future[None] = loop.create_future()
+        """Done once no further loss would say more of what came first."""
 
-    def changed(self, node: str, ranks: tuple[RankStats, ...]) -> None:
-        """Take the statistics of all ranks of a node."""
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a rank on another node waits for a compiler."""
+        return bool(self._compiling)
+
+    def changed(
+        self, node: str, ranks: tuple[RankStats, ...], *, is_compiling: bool = False
+    ) -> None:
+        """Take the statistics of all ranks of a node, and whether one waits for a compiler."""
         self._by_node[node] = ranks
+        (self._compiling.add if is_compiling else self._compiling.discard)(node)
 
     def lost(self, report: GenerationLost) -> None:
-        """Take the first loss; what follows is its consequence."""
+        """Take a loss. The first one ends the generation, but may follow from one told later."""
+        death = self._losses.setdefault(report.node, death_of(report))
         if not self._lost.done():
-            self._lost.set_result(death_of(report))
+            self._lost.set_result(death)
+        is_last = len(self._losses) >= self._others
+        if not self._explained.done() and (is_last or death.cause not in _ECHOES):
+            self._explained.set_result(None)
 
     def beside(self, local: Iterable[RankStats]) -> tuple[RankStats, ...]:
         """Return the ranks of all nodes, ordered by engine and rank.
@@ -79,10 +112,17 @@ class RemoteRanks:
         """Wait until the generation cannot go on, since another node or a rank there is lost."""
         return await asyncio.shield(self._lost)
 
-    async def death_within(self, deadline_seconds: float) -> Death | None:
-        """Return the loss, or None if there is none by the deadline."""
-        await asyncio.wait({self._lost}, timeout=deadline_seconds)
-        return self._lost.result() if self._lost.done() else None
+    async def root_within(
+        self, deadline_seconds: float, *beside: asyncio.Future[Death]
+    ) -> Death | None:
+        """Return the loss that caused the others, or None if there is none by the deadline.
+
+        It waits for the deaths `beside` too, unless nothing could have caused the loss.
+        """
+        if not any(death.cause in _ROOTS for death in self._losses.values()):
+            waited: set[asyncio.Future[Any]] = {self._explained, *beside}
+            await asyncio.wait(waited, timeout=deadline_seconds)
+        return reduce(root_death, self._losses.values()) if self._losses else None
 
     async def until_reported(self, is_enough: Callable[[], bool], deadline_seconds: float) -> None:
         """Return once `is_enough` is true of what the nodes have said, or at the deadline."""
@@ -101,16 +141,13 @@ def death_of(report: GenerationLost) -> Death:
 
 async def root_death_of_nodes(local: Coroutine[Any, Any, Death], remote: RemoteRanks) -> Death:
     """Wait for the generation's death on any node, and return the one that caused the others."""
-    async with race(local, remote.until_lost()) as (here, there):
-        if not (there.done() and there.result().cause in _ROOTS):
-            await asyncio.wait({here, there}, timeout=SETTLE_SECONDS)
-        return root_death(
-            here.result() if here.done() else None, there.result() if there.done() else None
-        )
+    async with race(local, remote.until_lost()) as (here, _):
+        there = await remote.root_within(SETTLE_SECONDS, here)
+        return root_death(here.result() if here.done() else None, there)
 
 
-def root_death(here: Death | None, there: Death | None) -> Death:
-    """Return which of two deaths, on the head and on another node, caused the other.
+def root_death(first: Death | None, second: Death | None) -> Death:
+    """Return which of two deaths, on two nodes, caused the other.
 
     No death of a rank costs a node its connection or its memory, so these come first. Next comes
     what is not an exception, since losing a peer raises one.
@@ -118,13 +155,13 @@ def root_death(here: Death | None, there: Death | None) -> Death:
     Raises:
         ValueError: there is neither.
     """
-    if here is None or there is None:
-        if (only := here or there) is None:
+    if first is None or second is None:
+        if (only := first or second) is None:
             raise ValueError("nothing has died")
         return only
-    if there.cause in _ROOTS:
-        return there
-    return there if here.cause in _ECHOES and there.cause not in _ECHOES else here
+    if first.cause not in _ROOTS and second.cause in _ROOTS:
+        return second
+    return second if first.cause in _ECHOES and second.cause not in _ECHOES else first
 
 
 @asynccontextmanager
@@ -138,8 +175,9 @@ async def start_explained(remote: RemoteRanks | None) -> AsyncIterator[None]:
     try:
         yield
     except EngineStartError as error:
-        death = None if remote is None else await remote.death_within(SETTLE_SECONDS)
-        if death is None:
+        death = None if remote is None else await remote.root_within(SETTLE_SECONDS)
+        is_caused_here = isinstance(error, HostFullError)
+        if death is None or (is_caused_here and death.cause not in _ROOTS):
             raise
         raise start_error_of(death, error.cause) from error
 

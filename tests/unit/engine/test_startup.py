@@ -16,12 +16,13 @@ import psutil
 import pytest
 
 from holdfast.engine import startup
-from holdfast.engine.construction import Failure, constructed
+from holdfast.engine.construction import Failure, constructed, explained
 from holdfast.engine.startup import until_stuck
 from holdfast.errors import EngineStartError, HostFullError, PluginMissingError
+from holdfast.nodes.actions import GenerationLost
 from holdfast.nodes.remote_ranks import RemoteRanks
 from holdfast.processes import forkserver
-from holdfast.records import RankStats
+from holdfast.records import Death, RankStats
 from holdfast.worker.crash_records import Cause
 from holdfast.workspace.plan import WorkspaceSpec
 from holdfast.workspace.stats import StatsWriter
@@ -231,6 +232,32 @@ def test_the_reason_of_a_kill_comes_before_the_error_that_it_causes(tmp_path: Pa
 
     with pytest.raises(HostFullError, match="the host ran out of memory"):
         asyncio.run(start())
+
+
+TOO_LITTLE = (
+    "ValueError: Free memory on device cuda:0 (1.0/8.0 GiB) on startup is less than desired GPU "
+    "memory utilization (0.9, 7.2 GiB)."
+)
+
+
+@pytest.mark.parametrize(
+    ("is_unified_memory", "error"), [(True, HostFullError), (False, EngineStartError)]
+)
+def test_too_little_memory_on_another_node_is_that_of_a_host(
+    is_unified_memory: bool, error: type[EngineStartError]
+) -> None:
+    """The next start waits for memory where device and host share it, as on one node."""
+
+    async def start() -> None:
+        remote = RemoteRanks(1, ("127.0.0.1", 20001), lambda: None)
+        death = Death("worker_exception", TOO_LITTLE)
+        remote.lost(GenerationLost(1, "b", str(death), death))
+        async with explained(remote, is_unified_memory=is_unified_memory):
+            raise EngineStartError("rank 0: connection closed by peer")
+
+    with pytest.raises(EngineStartError, match="node b: ValueError: Free memory") as raised:
+        asyncio.run(start())
+    assert type(raised.value) is error
 
 
 WORLD = ((0, 0), (0, 1))

@@ -142,6 +142,65 @@ def test_a_death_on_a_follower_ends_the_generation_everywhere() -> None:
     assert network.head.is_complete
 
 
+def test_a_death_that_is_told_later_is_reported_too() -> None:
+    """It may have caused the first: a rank that loses its peer raises, on every node."""
+    network = Network(nodes=3)
+    one, other = network.add("b"), network.add("c")
+    network.join(one, other)
+    network.start(1)
+    network.settle()
+    raised = Death("worker_exception", "connection closed by peer")
+    network.node_does(one, one.machine.engine_lost(1, raised, network.now))
+    network.settle()
+    assert other.is_stop_asked
+    network.node_does(other, other.machine.engine_lost(1, KILLED, network.now))
+    network.settle()
+    losses = [seen for seen in network.seen if isinstance(seen, GenerationLost)]
+    assert [(loss.node, loss.death) for loss in losses] == [("b", raised), ("c", KILLED)]
+    for node in (one, other):
+        network.stop_engine(node)
+    network.settle()
+    assert network.seen[-1] == GenerationOver(1)
+    assert losses == [seen for seen in network.seen if isinstance(seen, GenerationLost)]
+
+
+def test_a_death_after_the_end_that_was_asked_for_is_not_a_loss() -> None:
+    """The ranks of other nodes raise when the head ends its own."""
+    network, node = a_running_pair()
+    network.head_does(network.head.end("a restart"))
+    network.settle()
+    network.node_does(node, node.machine.engine_lost(1, KILLED, network.now))
+    network.stop_engine(node)
+    network.settle()
+    assert network.seen == [NodeJoined("b"), GenerationOver(1)]
+
+
+def test_an_order_says_what_the_files_of_the_model_are_at_the_start() -> None:
+    """They may have been replaced since the follower joined."""
+    network, node = a_running_pair()
+    orders = [node.machine.engine]
+    network.head.model_read("01")
+    network.head_does(network.head.end("a restart"))
+    network.settle()
+    network.stop_engine(node)
+    network.settle()
+    network.start(2)
+    network.settle()
+    orders.append(node.machine.engine)
+    told = [(order.model, order.model_digest) for order in orders if order is not None]
+    assert told == [("m", "00"), ("m", "01")]
+
+
+def test_a_follower_is_compared_with_what_the_files_of_the_model_are_now() -> None:
+    """Not with those from before they were replaced on both nodes."""
+    network = Network()
+    network.head.model_read("01")
+    network.join(network.add("b"))
+    before = network.head.followers
+    network.join(network.add("c", facts=replace(FACTS, model_digest="01")))
+    assert (before, network.head.followers) == ((), ("c",))
+
+
 def test_processes_that_end_without_a_death_end_the_generation_too() -> None:
     """They were not asked to."""
     network, node = a_running_pair()

@@ -9,7 +9,7 @@ from itertools import repeat
 
 import pytest
 
-from holdfast.errors import EngineStartError, NodeFullError, NodeLostError
+from holdfast.errors import EngineStartError, HostFullError, NodeFullError, NodeLostError
 from holdfast.labels import DeathCause
 from holdfast.nodes.actions import GenerationLost
 from holdfast.nodes.remote_ranks import (
@@ -36,8 +36,8 @@ STARVED = Death("host_memory", "node b: 512 MiB were available")
 NODE_DEATH = Death("node_lost", "node b: it closed the connection")
 
 
-async def a_remote() -> RemoteRanks:
-    return RemoteRanks(1, ("127.0.0.1", 20001), lambda: None)
+async def a_remote(others: int = 1) -> RemoteRanks:
+    return RemoteRanks(1, ("127.0.0.1", 20001), lambda: None, others=others)
 
 
 async def never() -> Death:
@@ -115,6 +115,7 @@ def test_a_death_on_another_node_names_the_node() -> None:
         (KILLED, NODE_DEATH, NODE_DEATH),
         (RAISED, NODE_DEATH, NODE_DEATH),
         (KILLED, STARVED, STARVED),
+        (STARVED, NODE_DEATH, STARVED),
         (RAISED, STARVED, STARVED),
         (RAISED, KILLED, KILLED),
         (RAISED, REFUSED, REFUSED),
@@ -157,6 +158,90 @@ def test_a_lost_node_is_a_death_at_once() -> None:
         return await root_death_of_nodes(never(), remote)
 
     assert asyncio.run(run()) == NODE_DEATH
+
+
+@pytest.mark.parametrize("local", [RAISED, None])
+def test_a_third_node_may_tell_later_what_caused_a_death(local: Death | None) -> None:
+    """The exception of the second only follows from it."""
+
+    async def run() -> Death:
+        remote = await a_remote(others=2)
+        remote.lost(GenerationLost(1, "b", str(RAISED), RAISED))
+        later = GenerationLost(1, "c", str(KILLED), KILLED)
+        asyncio.get_running_loop().call_later(0.05, remote.lost, later)
+        return await root_death_of_nodes(never() if local is None else at_once(local), remote)
+
+    assert asyncio.run(run()) == replace(KILLED, reason=f"node c: {KILLED.reason}")
+
+
+def test_a_death_is_told_at_once_when_no_node_is_left_to_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two exceptions on two nodes: nothing else will come."""
+    monkeypatch.setattr("holdfast.nodes.remote_ranks.SETTLE_SECONDS", 3600.0)
+
+    async def run() -> Death:
+        remote = await a_remote()
+        remote.lost(GenerationLost(1, "b", str(RAISED), RAISED))
+        return await root_death_of_nodes(at_once(RAISED), remote)
+
+    assert asyncio.run(run()) == RAISED
+
+
+def test_a_start_fails_because_of_what_a_third_node_tells_later() -> None:
+    """The next one waits for that node."""
+
+    async def run() -> None:
+        remote = await a_remote(others=2)
+        remote.lost(GenerationLost(1, "b", str(RAISED), RAISED))
+        asyncio.get_running_loop().call_later(
+            0.05, remote.lost, GenerationLost(1, "c", str(KILLED), KILLED)
+        )
+        async with start_explained(remote):
+            raise EngineStartError("rank 0: connection closed by peer")
+
+    with pytest.raises(NodeLostError, match="node c: the worker of rank 1"):
+        asyncio.run(run())
+
+
+def test_a_start_without_memory_here_stays_one() -> None:
+    """The ranks on another node raise when those here are killed, and the next start waits."""
+
+    async def run() -> None:
+        remote = await a_remote()
+        remote.lost(GenerationLost(1, "b", str(RAISED), RAISED))
+        async with start_explained(remote):
+            raise HostFullError("the host ran out of memory")
+
+    with pytest.raises(HostFullError, match=r"^the host ran out of memory$"):
+        asyncio.run(run())
+
+
+def test_a_start_without_memory_here_that_lost_a_node_has_lost_it() -> None:
+    """No lack of memory here costs a node its connection."""
+
+    async def run() -> None:
+        remote = await a_remote()
+        remote.lost(NODE_LOST)
+        async with start_explained(remote):
+            raise HostFullError("the host ran out of memory")
+
+    with pytest.raises(NodeLostError, match="node b: it closed the connection"):
+        asyncio.run(run())
+
+
+def test_a_compiler_on_any_other_node_counts() -> None:
+    """Until each has ended."""
+
+    async def run() -> list[bool]:
+        remote = await a_remote(others=2)
+        seen = []
+        for node, is_compiling in (("b", True), ("c", True), ("b", False), ("c", False)):
+            remote.changed(node, (SECOND,), is_compiling=is_compiling)
+            seen.append(remote.is_compiling)
+        return seen
+
+    assert asyncio.run(run()) == [True, True, True, False]
 
 
 def test_a_start_without_a_loss_fails_with_its_own_error() -> None:
