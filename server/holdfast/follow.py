@@ -193,12 +193,14 @@ class LocalRanks:
         """End every process of the generation, and report that."""
         self._processes.stop(generation, reason)
 
-    def ranks_changed(self, generation: int, ranks: Sequence[RankStats]) -> None:
+    def ranks_changed(
+        self, generation: int, ranks: Sequence[RankStats], *, is_compiling: bool = False
+    ) -> None:
         """Pass on the statistics of all ranks here, and count what they count."""
         self.newest = tuple(ranks)
         # A head that is replaced counts its generations from 1 again.
         self.totals.absorb(replace(rank, generation=self._starts) for rank in ranks)
-        self._told().ranks_changed(generation, ranks)
+        self._told().ranks_changed(generation, ranks, is_compiling=is_compiling)
 
     def engine_lost(self, generation: int, death: Death) -> None:
         """Pass on that the engine cannot go on."""

@@ -38,8 +38,10 @@ class Dialer:
     def __init__(self) -> None:
         self.told: list[object] = []
 
-    def ranks_changed(self, generation: int, ranks: Sequence[RankStats]) -> None:
-        self.told.append((generation, tuple(ranks)))
+    def ranks_changed(
+        self, generation: int, ranks: Sequence[RankStats], *, is_compiling: bool
+    ) -> None:
+        self.told.append((generation, tuple(ranks), is_compiling))
 
     def engine_lost(self, generation: int, death: Death) -> None:
         self.told.append((generation, death))
@@ -89,13 +91,13 @@ def test_everything_is_passed_on() -> None:
     ranks, processes, dialer = local_ranks()
     death = Death("worker_exit", "it was killed")
     ranks.start(ORDER)
-    ranks.ranks_changed(3, [a_rank()])
+    ranks.ranks_changed(3, [a_rank()], is_compiling=True)
     ranks.engine_lost(3, death)
     ranks.engine_refused(3, "a line")
     ranks.stop(3, "a reason")
     ranks.engine_ended(3)
     assert processes.told == [ORDER, (3, "a reason")]
-    assert dialer.told == [(3, (a_rank(),)), (3, death), (3, "a line"), 3]
+    assert dialer.told == [(3, (a_rank(),), True), (3, death), (3, "a line"), 3]
 
 
 def test_the_newest_ranks_are_those_that_have_processes() -> None:

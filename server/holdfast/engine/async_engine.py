@@ -312,7 +312,8 @@ class AsyncEngine:
         return CanaryAnswer() if has_company else answer
 
     def is_compiling(self) -> bool:
-        return is_compiling(self._processes())
+        is_elsewhere = self._remote is not None and self._remote.is_compiling
+        return is_elsewhere or is_compiling(self._processes())
 
     async def dump_stacks(self) -> str:
         return await stacks_of(self._processes(), Path(self._spec.stats_directory))

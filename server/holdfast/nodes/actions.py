@@ -98,6 +98,8 @@ class RanksChanged:
     generation: int
     node: str
     ranks: tuple[RankStats, ...]
+    is_compiling: bool
+    """Whether one of them waits for a compiler."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,9 +113,12 @@ class Dialer:
         """Report that no process of the engine is left."""
         self._do(self._follower.engine_ended(generation, time.monotonic()))
 
-    def ranks_changed(self, generation: int, ranks: Iterable[RankStats]) -> None:
-        """Report the statistics of all ranks here."""
-        self._do(self._follower.ranks_changed(generation, ranks, time.monotonic()))
+    def ranks_changed(
+        self, generation: int, ranks: Iterable[RankStats], *, is_compiling: bool = False
+    ) -> None:
+        """Report the statistics of all ranks here, and whether one waits for a compiler."""
+        now = time.monotonic()
+        self._do(self._follower.ranks_changed(generation, ranks, now, is_compiling=is_compiling))
 
     async def _connect(self) -> None:
         """Connect once, and read until the connection has ended."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from holdfast.nodes.messages import Start
 from holdfast.processes import cleanup, forkserver, tree
 from holdfast.processes.deaths import CoreProcess, DeathWatch
 from holdfast.processes.exits import DIRECTORY_VARIABLE
+from holdfast.processes.stacks import is_compiling
 from holdfast.records import Death, RankStats
 from holdfast.worker.crash_records import refusal
 from holdfast.workspace.stats import read_all
@@ -60,8 +63,10 @@ class Reports(Protocol):
     def engine_ended(self, generation: int) -> None:
         """Report that no process of the engine is left."""
 
-    def ranks_changed(self, generation: int, ranks: Sequence[RankStats]) -> None:
-        """Report the statistics of all ranks here."""
+    def ranks_changed(
+        self, generation: int, ranks: Sequence[RankStats], *, is_compiling: bool
+    ) -> None:
+        """Report the statistics of all ranks here, and whether one waits for a compiler."""
 
 
 @dataclass(slots=True)
@@ -202,9 +207,18 @@ class EngineProcesses:
 
     async def _report_ranks(self, order: Start, directory: Path) -> tuple[RankStats, ...]:
         """Read the statistics of all ranks here, report them if there are any, and return them."""
-        ranks = await asyncio.to_thread(read_all, directory, with_steps=False)
-        self._reports().ranks_changed(order.generation, ranks)
+        ranks, compiles = await asyncio.to_thread(self._look, directory)
+        self._reports().ranks_changed(order.generation, ranks, is_compiling=compiles)
         return ranks
+
+    def _look(self, directory: Path) -> tuple[tuple[RankStats, ...], bool]:
+        """Read the statistics of all ranks here, and look whether one waits for a compiler."""
+        ranks = read_all(directory, with_steps=False)
+        since = (rank.running_step_started_seconds for rank in ranks)
+        started_seconds = min((one for one in since if one is not None), default=math.inf)
+        # Only while a step is late, because it costs a walk over /proc.
+        is_late = time.monotonic() - started_seconds > LATE_STEP_SECONDS
+        return ranks, is_late and is_compiling(tree.children() - self._before)
 
     def _reports(self) -> Reports:
         if self.reports is None:

@@ -50,6 +50,9 @@ SPARE_RETRY_SECONDS = 5.0
 UPDATE_SECONDS = 0.2
 """The least time between two updates of the statistics: five a second."""
 
+_NOTHING: tuple[tuple[RankStats, ...], bool] = ((), False)
+"""What ranks and compilers are before the first look."""
+
 FollowerState = Literal["away", "proving", "joining", "waiting", "running", "ending", "left"]
 _REMEDIES = {
     "wrong_key": "the head has another key. Remedy: give both nodes the same --node-key-file.",
@@ -80,8 +83,7 @@ class Follower:
         """Where the engine was handed out: another head must not hear of it."""
         self._is_stopping = False
         self._retry_seconds = -math.inf
-        self._changed: tuple[RankStats, ...] = ()
-        self._sent_ranks: tuple[RankStats, ...] = ()
+        self._newest = self._sent = _NOTHING
         self._updated_seconds = -math.inf
         self._actions: list[FollowerAction] = []
         self.last_problem = ""
@@ -164,12 +166,21 @@ class Follower:
         return self._flushed(now_seconds)
 
     def ranks_changed(
-        self, generation: int, ranks: Iterable[RankStats], now_seconds: float
+        self,
+        generation: int,
+        ranks: Iterable[RankStats],
+        now_seconds: float,
+        *,
+        is_compiling: bool = False,
     ) -> list[FollowerAction]:
-        """Handle new statistics of all ranks here; the head gets them soon, if they differ."""
+        """Handle new statistics of all ranks here; the head gets them soon, if they differ.
+
+        `is_compiling` says whether one of the ranks waits for a compiler.
+        """
         if self._engine is not None and self._engine.generation == generation:
-            self._changed = without_steps(ranks)
-            self._has_ever_run = self._has_ever_run or bool(self._changed)
+            known = without_steps(ranks)
+            self._newest = known, is_compiling
+            self._has_ever_run = self._has_ever_run or bool(known)
             self._update(now_seconds)
         return self._flushed(now_seconds)
 
@@ -248,7 +259,7 @@ class Follower:
 
     def _start_engine(self, channel: Channel, order: Start) -> None:
         self._engine, self._engine_channel = order, channel
-        self._sent_ranks = self._changed = ()
+        self._newest = self._sent = _NOTHING
         self._actions.append(StartEngine(order))
 
     def _stop_engine(self, reason: str) -> None:
@@ -274,11 +285,11 @@ class Follower:
 
     def _update(self, now_seconds: float, *, is_last: bool = False) -> None:
         is_due = is_last or now_seconds - self._updated_seconds >= UPDATE_SECONDS
-        if self._engine is None or self._is_stopping or self._changed == self._sent_ranks:
+        if self._engine is None or self._is_stopping or self._newest == self._sent:
             return
         if is_due:
-            self._updated_seconds, self._sent_ranks = now_seconds, self._changed
-            self._tell(RankUpdate(self._engine.generation, now_seconds, self._changed))
+            self._updated_seconds, self._sent = now_seconds, self._newest
+            self._tell(RankUpdate(self._engine.generation, now_seconds, *self._newest))
 
     def _lose_channel(self, problem: str, now_seconds: float) -> None:
         """Forget the connection, and end the engine: the head no longer counts on it."""

@@ -95,12 +95,12 @@ class NodeGenerations:
     def report(self, report: HeadReport) -> None:
         """Take what the head reports; called on the event loop."""
         match report:
-            case RanksChanged(generation, node, ranks):
+            case RanksChanged(generation, node, ranks, is_compiling):
                 if self._remote is not None and self._remote.generation == generation:
                     places = tuple((rank.engine, rank.rank) for rank in ranks)
                     # First, since another thread may ask as soon as the ranks are known.
                     self._elsewhere |= frozenset(places)
-                    self._remote.changed(node, ranks)
+                    self._remote.changed(node, ranks, is_compiling=is_compiling)
                     self._know(node, places=places)
             case GenerationLost(generation):
                 if self._remote is not None and self._remote.generation == generation:

@@ -207,10 +207,10 @@ class Head:
             case Ended(generation) if known.name:
                 self._end_because_of(peer, generation, "its processes ended", None)
                 self._confirm_end(peer, generation)
-            case RankUpdate(generation, sent_seconds, ranks) if known.name:
+            case RankUpdate(generation, sent_seconds, ranks, is_compiling) if known.name:
                 if generation == self.generation:
                     moved = on_clock(ranks, now_seconds - sent_seconds)
-                    self._actions.append(RanksChanged(generation, known.name, moved))
+                    self._actions.append(RanksChanged(generation, known.name, moved, is_compiling))
             case Goodbye(reason):
                 self._lose(peer, f"it leaves: {reason}")
             case _:

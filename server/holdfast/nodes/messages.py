@@ -20,7 +20,7 @@ from holdfast.workspace.plan import WorkspaceSpec
 
 MAX_REASON_CHARACTERS = 4000
 """Of a reason, so that it fits into a message: each takes up to 12 bytes there."""
-PROTOCOL = 1
+PROTOCOL = 2
 """Changes whenever a message or the proof changes."""
 NONCE_BYTES = 32
 PROOF_BYTES = 32
@@ -194,6 +194,8 @@ class RankUpdate:
     generation: int
     sent_seconds: float
     ranks: tuple[RankStats, ...]
+    is_compiling: bool
+    """Whether a rank there waits for a compiler, in a step that takes long."""
 
 
 @dataclass(frozen=True, slots=True)

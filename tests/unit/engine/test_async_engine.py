@@ -656,6 +656,21 @@ def test_a_core_that_is_stopped_ends_an_engine_on_several_nodes(
     assert death.reason.startswith(f"process {pid} was stopped by a signal")
 
 
+def test_a_compiler_on_another_node_is_one_of_the_engine(tmp_path: Path) -> None:
+    """No process here shows it."""
+
+    async def seen(core: psutil.Process) -> list[bool]:
+        remote = RemoteRanks(1, ("127.0.0.1", 20001), lambda: None)
+        engine = engine_of(core.pid, tmp_path, lambda: frozenset({core}), remote)
+        found = [engine.is_compiling()]
+        remote.changed("b", (), is_compiling=True)
+        engine._death.cancel()
+        return [*found, engine.is_compiling()]
+
+    with holding(0) as pid:
+        assert run(seen(psutil.Process(pid))) == [False, True]
+
+
 def test_a_scrape_looks_for_no_processes(tmp_path: Path) -> None:
     """A look for them is a walk over /proc; the memory is that of the core, known since the start.
 

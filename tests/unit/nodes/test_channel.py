@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from holdfast.nodes import messages
 from holdfast.nodes.channel import HANDSHAKE_SECONDS, SILENCE_SECONDS, Channel
 from holdfast.nodes.frames import LENGTH_BYTES, MAX_FRAME_BYTES, MAX_OPENING_BYTES, framed
-from holdfast.nodes.messages import Challenge, Goodbye, Hello, Message, Proof, Rejected, encoded
+from holdfast.nodes.messages import (
+    PROTOCOL,
+    Challenge,
+    Goodbye,
+    Hello,
+    Message,
+    Proof,
+    Rejected,
+    encoded,
+)
 from node_pairs import KEY, a_nonce
 
 OTHER_KEY = b"another-key-another-key-another-key"
@@ -91,7 +100,7 @@ def test_a_head_without_the_key_is_refused() -> None:
     """Whatever it answers: an attacker may accept every follower."""
     follower = a_channel("follower")
     follower.outgoing()
-    follower.received(framed(encoded(Challenge(1, "ab" * 32))), 0)
+    follower.received(framed(encoded(Challenge(PROTOCOL, "ab" * 32))), 0)
     follower.received(framed(encoded(Proof("00" * 32))), 0)
     assert reason(follower) == "wrong_key"
 
@@ -99,13 +108,13 @@ def test_a_head_without_the_key_is_refused() -> None:
 def test_the_head_speaks_the_protocol_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version is refused on both sides, with the version in the line."""
     head = a_channel("head")
-    monkeypatch.setattr("holdfast.nodes.channel.PROTOCOL", 2)
+    monkeypatch.setattr("holdfast.nodes.channel.PROTOCOL", PROTOCOL + 1)
     pair = Pair(head, a_channel("follower"))
     monkeypatch.undo()
-    assert json.loads(pair.follower.outgoing()[LENGTH_BYTES:])["protocol"] == 2
-    pair.head.received(framed(encoded(Hello(2, "ab" * 32))), 0)
+    assert json.loads(pair.follower.outgoing()[LENGTH_BYTES:])["protocol"] == PROTOCOL + 1
+    pair.head.received(framed(encoded(Hello(PROTOCOL + 1, "ab" * 32))), 0)
     assert pair.head.failure is not None
-    assert "version 2" in pair.head.failure.line
+    assert f"version {PROTOCOL + 1}" in pair.head.failure.line
     pair.exchange()
     assert (reason(pair.head), reason(pair.follower)) == ("wrong_protocol", "wrong_protocol")
 
@@ -114,7 +123,7 @@ def test_a_proof_sent_back_opens_nothing() -> None:
     """A peer that reflects everything never has what is expected of it."""
     follower = a_channel("follower")
     follower.outgoing()
-    follower.received(framed(encoded(Challenge(1, "ab" * 32))), 0)
+    follower.received(framed(encoded(Challenge(PROTOCOL, "ab" * 32))), 0)
     own_proof = follower.outgoing()
     follower.received(own_proof, 0)
     assert (follower.is_open, reason(follower)) == (False, "wrong_key")
@@ -178,7 +187,7 @@ def test_a_second_hello_is_out_of_turn() -> None:
     """Nobody gets two challenges on one connection."""
     head = a_channel("head")
     for _ in range(2):
-        head.received(framed(encoded(Hello(1, "ab" * 32))), 0)
+        head.received(framed(encoded(Hello(PROTOCOL, "ab" * 32))), 0)
     assert reason(head) == "malformed"
 
 
@@ -212,7 +221,7 @@ def test_a_silent_stranger_is_too_slow(role: str) -> None:
 def test_a_stranger_that_sends_byte_by_byte_is_too_slow() -> None:
     """The time is for the whole handshake."""
     head, now = a_channel("head"), 0.0
-    for byte in framed(encoded(Hello(1, "ab" * 32))):
+    for byte in framed(encoded(Hello(PROTOCOL, "ab" * 32))):
         now += 1
         head.received(bytes([byte]), now)
     assert reason(head) == "too_slow"

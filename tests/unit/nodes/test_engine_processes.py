@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,13 +36,21 @@ from node_pairs import FACTS, KEY, SPEC
 from node_scenes import DEADLINE_SECONDS, Scene, play
 
 WORKER = """
-import os, pathlib, signal, sys, time
+import os, pathlib, signal, subprocess, sys, time
 from dataclasses import replace
 from holdfast.worker.ipc_names import shared_path
 from holdfast.workspace.stats import StatsWriter
 directory = pathlib.Path(sys.argv[1])
 shared = shared_path(directory)
 with StatsWriter(directory, engine=0, rank=1, generation=1, shared=shared) as writer:
+    if "compiles" in sys.argv:
+        writer.step_started()
+        subprocess.run([sys.argv[-1], "600"])
+    if "raises" in sys.argv:
+        while not pathlib.Path(sys.argv[-1]).exists():
+            time.sleep(0.001)
+        writer.fatal_error("ValueError: of the worker")
+        pathlib.Path(sys.argv[-1]).unlink()
     if "raise" in sys.argv:
         writer.fatal_error("ValueError: of the worker")
     if "refused" in sys.argv:
@@ -72,6 +82,7 @@ class Heard:
         self.deaths: list[Death] = []
         self.refusals: list[str] = []
         self.ended: list[int] = []
+        self.is_compiling = False
 
     def engine_lost(self, generation: int, death: Death) -> None:
         assert generation == 1
@@ -84,9 +95,12 @@ class Heard:
     def engine_ended(self, generation: int) -> None:
         self.ended.append(generation)
 
-    def ranks_changed(self, generation: int, ranks: Sequence[RankStats]) -> None:
+    def ranks_changed(
+        self, generation: int, ranks: Sequence[RankStats], *, is_compiling: bool
+    ) -> None:
         assert generation == 1
         self.ranks = list(ranks)
+        self.is_compiling = is_compiling
 
     def worker(self) -> psutil.Process:
         """The process of the rank."""
@@ -213,6 +227,39 @@ def test_an_error_that_a_rank_reports_is_a_death(tmp_path: Path) -> None:
     (death,) = heard.deaths
     assert death.cause == "worker_exception"
     assert "ValueError: of the worker" in death.reason
+
+
+def test_an_error_before_an_end_that_was_asked_for_is_a_death(tmp_path: Path) -> None:
+    """The head may have heard first of what followed from it on a third node."""
+    trigger = tmp_path / "trigger"
+
+    async def scene(processes: EngineProcesses, heard: Heard) -> None:
+        await started(heard)
+        trigger.touch()
+        while trigger.exists():
+            time.sleep(0.001)  # noqa: ASYNC251 - before the next look of this loop
+        processes.stop(1, "a rank of another node raised")
+
+    words = command("raises", str(trigger))
+    _, heard = run(tmp_path / "files", scene, words)
+    (death,) = heard.deaths
+    assert "ValueError: of the worker" in death.reason
+
+
+def test_a_compiler_that_a_rank_waits_for_is_seen(tmp_path: Path) -> None:
+    """The head sees no process of this node, and would call the step a stall."""
+    compiler = tmp_path / "ninja"
+    shutil.copy(str(shutil.which("sleep")), compiler)
+
+    async def scene(processes: EngineProcesses, heard: Heard) -> None:
+        worker = await started(heard)
+        await until(lambda: heard.is_compiling)
+        (child,) = worker.children()
+        child.kill()
+        await until(lambda: not heard.is_compiling)
+        processes.stop(1, "the test ends")
+
+    run(tmp_path / "files", scene, command("compiles", str(compiler)))
 
 
 def test_what_a_rank_wrote_last_is_told_before_its_death(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from holdfast.nodes.follower import RETRY_SECONDS, SHORT_OF_MEMORY, SPARE_RETRY_
 from holdfast.nodes.frames import MAX_FRAME_BYTES, framed
 from holdfast.nodes.messages import (
     MAX_REASON_CHARACTERS,
+    PROTOCOL,
     Challenge,
     Rejected,
     Start,
@@ -68,6 +69,17 @@ def test_what_a_rank_wrote_last_comes_before_its_death() -> None:
     network.settle()
     assert [update.ranks[0].steps for update in updates(network)] == [1, 2]
     assert isinstance(network.seen[-1], GenerationLost)
+
+
+def test_a_compiler_is_told_when_it_starts_and_when_it_ends() -> None:
+    """Though nothing else has changed: the rank waits for it."""
+    network, node = a_running_node()
+    for is_compiling in (False, True, True, False):
+        network.now += 1.0
+        changed = node.machine.ranks_changed(1, [a_rank()], network.now, is_compiling=is_compiling)
+        network.node_does(node, changed)
+        network.settle()
+    assert [update.is_compiling for update in updates(network)] == [False, True, False]
 
 
 def test_a_lost_connection_ends_the_engine_at_once() -> None:
@@ -175,7 +187,7 @@ def test_a_head_without_the_key_learns_nothing_and_starts_nothing() -> None:
     network = Network()
     node = network.add("b")
     node.machine.connected(a_nonce(), network.now)
-    node.machine.received(framed(encoded(Challenge(1, "ab" * 32))), network.now)
+    node.machine.received(framed(encoded(Challenge(PROTOCOL, "ab" * 32))), network.now)
     for message in (Welcome(), Start(1, 1, 2, "a", 1, (), "f", SPEC)):
         actions = node.machine.received(framed(encoded(message)), network.now)
         assert not any(isinstance(action, Send) for action in actions)

@@ -305,14 +305,15 @@ def test_statistics_arrive_on_the_clock_of_the_head() -> None:
     """The clocks of two machines have nothing to do with each other."""
     network, node = a_running_pair()
     rank = a_rank(rank=1, last_step_ended_seconds=5.0, phases={"load": 2.0})
-    network.node_does(node, node.machine.ranks_changed(1, [rank], 10.0))
+    changed = node.machine.ranks_changed(1, [rank], 10.0, is_compiling=True)
+    network.node_does(node, changed)
     network.settle()
     (update,) = (one for one in network.seen if isinstance(one, RanksChanged))
     moved = network.now - 10.0
     assert update.ranks == (
         replace(rank, last_step_ended_seconds=5.0 + moved, phases={"load": 2.0 + moved}),
     )
-    assert (update.generation, update.node) == (1, "b")
+    assert (update.generation, update.node, update.is_compiling) == (1, "b", True)
 
 
 def test_statistics_of_a_generation_that_ends_are_ignored() -> None:

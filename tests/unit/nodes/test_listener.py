@@ -21,7 +21,15 @@ from holdfast.nodes.channel import Channel
 from holdfast.nodes.frames import LENGTH_BYTES, framed
 from holdfast.nodes.head import MAX_STRANGERS, Head
 from holdfast.nodes.listener import bound_node_port, listening_for_nodes
-from holdfast.nodes.messages import End, Hello, Join, Rejected, decoded_opening, encoded
+from holdfast.nodes.messages import (
+    PROTOCOL,
+    End,
+    Hello,
+    Join,
+    Rejected,
+    decoded_opening,
+    encoded,
+)
 from node_pairs import FACTS, KEY, a_nonce
 from node_scenes import DEADLINE_SECONDS, Scene, play
 from self_signed import certificate
@@ -64,7 +72,7 @@ async def joins(scene: Scene) -> bool:
         (framed(b"[" * 500), "malformed"),
         (framed(encoded(Rejected("wrong_key"))), "malformed"),
         (framed(encoded(Join("b", "ab" * 32, FACTS))), "malformed"),
-        (framed(encoded(Hello(2, "ab" * 32))), "wrong_protocol"),
+        (framed(encoded(Hello(PROTOCOL + 1, "ab" * 32))), "wrong_protocol"),
     ],
 )
 def test_what_a_stranger_sends_ends_its_connection(data: bytes, reason: str) -> None:
@@ -86,7 +94,7 @@ def test_another_version_of_the_protocol_is_told_so() -> None:
 
     async def scene(scene: Scene) -> object:
         async with scene.raw() as (reader, writer):
-            writer.write(framed(encoded(Hello(2, "ab" * 32))))
+            writer.write(framed(encoded(Hello(PROTOCOL + 1, "ab" * 32))))
             return decoded_opening(await a_frame(reader))
 
     assert play(scene) == Rejected("wrong_protocol")
@@ -124,7 +132,7 @@ def test_a_peer_that_sends_everything_back_does_not_get_in() -> None:
 
     async def scene(scene: Scene) -> list[str]:
         async with scene.raw() as (reader, writer):
-            writer.write(framed(encoded(Hello(1, "ab" * 32))))
+            writer.write(framed(encoded(Hello(PROTOCOL, "ab" * 32))))
             writer.write(framed(await a_frame(reader)))
             await scene.is_closed(reader)
         return scene.refusals()
@@ -168,7 +176,7 @@ def test_a_recorded_connection_does_not_get_in() -> None:
     assert play(scene) == (["wrong_key"], ())
 
 
-@pytest.mark.parametrize("start", [b"", framed(encoded(Hello(1, "ab" * 32)))[:-1]])
+@pytest.mark.parametrize("start", [b"", framed(encoded(Hello(PROTOCOL, "ab" * 32)))[:-1]])
 def test_a_stranger_that_is_silent_or_slow_is_dropped(
     monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
@@ -283,7 +291,7 @@ def test_bytes_that_are_not_tls_end_the_connection(
 
     async def scene(scene: Scene) -> list[str]:
         async with scene.raw() as (reader, writer):
-            writer.write(framed(encoded(Hello(1, "ab" * 32))))
+            writer.write(framed(encoded(Hello(PROTOCOL, "ab" * 32))))
             await scene.is_closed(reader)
         async with scene.follower(context=follower):
             await scene.until(lambda: scene.head.followers == ("b",))

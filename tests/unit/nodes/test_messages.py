@@ -54,7 +54,7 @@ MESSAGES: list[Message] = [
     End(1, "why"),
     Lost(1, Death("worker_exit", "why")),
     Ended(1),
-    RankUpdate(1, 5.0, (a_rank(rank=1),)),
+    RankUpdate(1, 5.0, (a_rank(rank=1),), is_compiling=True),
     Goodbye("why"),
 ]
 OPENINGS: list[Opening] = [Hello(1, HEX), Challenge(1, HEX), Proof(HEX), Rejected("wrong_key")]
@@ -94,7 +94,7 @@ def test_the_statistics_of_eight_full_ranks_fit_in_a_frame() -> None:
     rank = a_rank(
         rank=1, fatal_error="e" * 2000, callers={"c" * 110 + str(i): 1 for i in range(16)}
     )
-    assert len(encoded(RankUpdate(1, 5.0, (rank,) * 8))) < MAX_FRAME_BYTES
+    assert len(encoded(RankUpdate(1, 5.0, (rank,) * 8, is_compiling=False))) < MAX_FRAME_BYTES
 
 
 @pytest.mark.parametrize(
