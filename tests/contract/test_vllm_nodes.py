@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 
 from holdfast.demo.files import ensure_demo_model
 from holdfast.engine.facts import fingerprint
-from holdfast.engine.head_node import fingerprint_at
+from holdfast.engine.head_node import fingerprint_at, run_over_nodes
+from holdfast.nodes.remote_ranks import RemoteRanks
 
 COMMIT = "c0ffee" * 6 + "c0ff"
 
@@ -30,3 +32,22 @@ def test_a_node_that_is_told_the_commit_has_the_expected_fingerprint(
     before = fingerprint(head)
     assert fingerprint(follower) == fingerprint_at(head, COMMIT) != before
     assert fingerprint_at(head, "") == fingerprint(head) == before
+
+
+@pytest.mark.parametrize("flags", [{}, {"revision": "main"}])
+def test_the_head_loads_the_commit_that_it_has_handed_out(
+    tmp_path: Path, flags: dict[str, str]
+) -> None:
+    """Its ranks would otherwise take what the branch is at their own start."""
+    config = configuration(ensure_demo_model(tmp_path), **flags)
+
+    async def run(revision: str) -> None:
+        master = ("10.0.0.1", 20001)
+        run_over_nodes(config, RemoteRanks(1, master, lambda: None, revision=revision))
+
+    asyncio.run(run(""))
+    assert config.model_config.revision == flags.get("revision")
+    asyncio.run(run(COMMIT))
+    assert config.model_config.revision == COMMIT
+    parallel = config.parallel_config
+    assert (parallel.master_addr, parallel.master_port) == ("10.0.0.1", 20001)

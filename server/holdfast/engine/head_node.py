@@ -18,6 +18,7 @@ from holdfast.nodes.generations import EngineOverNodes, NodeGenerations, node_ge
 from holdfast.nodes.handed_flags import handed_out
 from holdfast.nodes.head import Head
 from holdfast.nodes.listener import NodePort
+from holdfast.nodes.remote_ranks import RemoteRanks
 from holdfast.settings import Settings
 from holdfast.settings.yaml_files import with_file, with_two_token_config
 
@@ -50,9 +51,22 @@ async def head_node(
         master_address=port.address,
         arguments=handed_out(arguments, revision=revision),
         fingerprint=fingerprint_at(config, revision),
+        revision=revision,
     )
     async with node_generations(head, engine, port, on_refused=on_refused) as generations:
         yield generations
+
+
+def run_over_nodes(config: Any, remote: RemoteRanks) -> None:
+    """Have the ranks of this VllmConfig meet those of other nodes, with the same weights.
+
+    Where vLLM could not resolve the revision, for example since the Hub refused to answer, each
+    start would take the newest commit there is (0.32 `resolve_revision`).
+    """
+    parallel = config.parallel_config
+    parallel.master_addr, parallel.master_port = remote.master
+    if remote.revision:
+        config.model_config.revision = remote.revision
 
 
 def fingerprint_at(config: Any, revision: str) -> str:

@@ -164,6 +164,8 @@ def commit_of(model: str, directory: Path | None) -> str:
 
 
 def _snapshots(model: str, revision: str | None, download_directory: str | None) -> Iterator[Path]:
+    # vLLM loads the commit that it resolved once (0.32), wherever the branch has moved since.
+    revision = getattr(revision, "resolved", revision)
     for cache in (download_directory, None):
         for name in _CONFIGURATIONS:
             try:

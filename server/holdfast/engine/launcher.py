@@ -32,6 +32,7 @@ from holdfast.engine.checked_llm import CheckedLLM, UnsentError
 from holdfast.engine.device_memory import device_memory
 from holdfast.engine.facts import engine_facts, world
 from holdfast.engine.grammars.checker import GrammarChecker, grammar_checker
+from holdfast.engine.head_node import run_over_nodes
 from holdfast.engine.interface import UntilOutOfMemory
 from holdfast.engine.loras import Loras
 from holdfast.engine.proxy import EngineProxy
@@ -264,8 +265,7 @@ class EngineLauncher:
         """Return a copy of the configuration, since a start adds to its own."""
         config = copy.deepcopy(self._config)
         if remote is not None:
-            parallel = config.parallel_config
-            parallel.master_addr, parallel.master_port = remote.master
+            run_over_nodes(config, remote)
         return config
 
     def _construct_in_thread(self, directory: Path, config: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import ResolvedRevision
 
 from holdfast.configuration_record import ModelFile
 from holdfast.engine import identity
@@ -82,6 +83,13 @@ def test_only_a_model_of_the_hub_has_a_commit(cache: Path, tmp_path: Path) -> No
     own.mkdir(parents=True)
     assert commit_of(str(own), directory_of(str(own), None, str(cache))) == ""
     assert commit_of("org/missing", None) == ""
+
+
+def test_the_commit_is_the_one_that_vllm_has_resolved(cache: Path) -> None:
+    """A download by another process moves the branch, but not what the engine loads."""
+    (cache / "models--org--name" / "refs" / "main").write_text("f" * 40)
+    resolved = ResolvedRevision(COMMIT, None, "org/name")
+    assert commit_of("org/name", directory_of("org/name", resolved, str(cache))) == COMMIT
 
 
 def test_a_model_may_be_one_file(tmp_path: Path) -> None:
