@@ -15,6 +15,7 @@ from holdfast.workspace.plan import WorkspaceSpec
 KEY = b"0123456789abcdef0123456789abcdef"
 FACTS = NodeFacts(
     holdfast_version="0.1.0",
+    holdfast_digest="11",
     vllm_version="0.32.0",
     torch_version="2.13.0",
     driver_version="",

@@ -7,13 +7,14 @@ import copy
 import platform
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from holdfast.engine.facts import fingerprint
 from holdfast.engine.identity import commit_of, directory_of
 from holdfast.labels import NodeRefusalReason
-from holdfast.nodes.facts import node_facts
+from holdfast.nodes.facts import model_digest, node_facts
 from holdfast.nodes.generations import EngineOverNodes, NodeGenerations, node_generations
 from holdfast.nodes.handed_flags import handed_out
 from holdfast.nodes.head import Head
@@ -53,7 +54,9 @@ async def head_node(
         fingerprint=fingerprint_at(config, revision),
         revision=revision,
     )
-    async with node_generations(head, engine, port, on_refused=on_refused) as generations:
+    async with node_generations(
+        head, engine, port, on_refused=on_refused, find_digest=partial(model_digest, model)
+    ) as generations:
         yield generations
 
 

@@ -17,6 +17,7 @@ from holdfast.engine.facts import fingerprint
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.errors import EngineStartError, UsageError
 from holdfast.nodes import addresses
+from holdfast.nodes.facts import model_digest
 from holdfast.nodes.messages import Start
 from holdfast.processes import environment
 from holdfast.worker.crash_records import root_cause
@@ -28,9 +29,11 @@ def run(order: Start, directory: Path, baseline: Path) -> None:
     `baseline` is a file for `wait_for_last_engine`.
 
     Raises:
-        UsageError: this node resolves the flags otherwise. EngineStartError: a rank did not start.
+        UsageError: this node resolves the flags otherwise, or its model is another one.
+        EngineStartError: a rank did not start.
     """
     startup.prepare(directory, replace(order.spec, stats_directory=str(directory)))
+    _require_model(order)
     addresses.prefer(addresses.address_towards(order.master_address), os.environ)
     own = startup.variables(directory)
     # vLLM loads the plug-in that reads them as soon as it makes a configuration.
@@ -58,6 +61,19 @@ def _config(order: Start) -> Any:
     with usage_errors():
         return vllm_arguments.engine_arguments(namespace).create_engine_config(
             usage_context=UsageContext.OPENAI_API_SERVER, headless=True
+        )
+
+
+def _require_model(order: Start) -> None:
+    """Compare the model's files with those of the head: they may have been replaced since joining.
+
+    Raises:
+        UsageError: they differ, or cannot be read.
+    """
+    if model_digest(order.model) != order.model_digest:
+        raise UsageError(
+            "the model differs between the head and this node",
+            remedy="copy the same files of the model to every node.",
         )
 
 

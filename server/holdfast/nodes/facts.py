@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from holdfast import __version__
@@ -23,6 +24,7 @@ DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 FACT_NAMES = {
     "holdfast_version": "Holdfast",
+    "holdfast_digest": "the code of Holdfast",
     "vllm_version": "vLLM",
     "torch_version": "torch",
     "driver_version": "the NVIDIA driver",
@@ -31,7 +33,10 @@ FACT_NAMES = {
     "model_digest": "the model",
 }
 """What people call each field of `NodeFacts`, in its order."""
+_DIGESTS = frozenset({"holdfast_digest", "model_digest"})
+"""They say nothing to people."""
 _REMEDIES = {
+    "holdfast_digest": "install the same build on every node.",
     "plugins": "set the same VLLM_PLUGINS on every node.",
     "model_digest": "copy the same files of the model to every node.",
 }
@@ -45,12 +50,13 @@ def node_facts(model: str, driver_version: Path = DRIVER_VERSION) -> NodeFacts:
     """
     return NodeFacts(
         holdfast_version=__version__,
+        holdfast_digest=_code_digest(),
         vllm_version=vllm_version(),
         torch_version=installed_version("torch"),
         driver_version=_driver_version(driver_version),
         nccl_version=installed_version("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
         plugins=os.environ.get("VLLM_PLUGINS", "all"),
-        model_digest=model_digest(Path(model)) if model else "",
+        model_digest=model_digest(model),
     )
 
 
@@ -66,7 +72,7 @@ def differences(head: NodeFacts, follower: NodeFacts, node: str) -> Iterator[tup
         here, there = getattr(head, name), getattr(follower, name)
         if here == there:
             continue
-        if name == "model_digest":
+        if name in _DIGESTS:
             seen = f"{known_as} differs between the head and node {node}."
         else:
             seen = (
@@ -76,16 +82,18 @@ def differences(head: NodeFacts, follower: NodeFacts, node: str) -> Iterator[tup
         yield seen, _REMEDIES.get(name, "install the same version on every node.")
 
 
-def model_digest(place: Path) -> str:
+def model_digest(model: str) -> str:
     """Return a digest of the model's configuration and index, and of the sizes of its weights.
 
-    A model is a directory or a single file. The weights themselves are not read: that takes
-    minutes.
+    A model is a directory or a single file; without one, the digest is empty. The weights
+    themselves are not read: that takes minutes.
 
     Raises:
         UsageError: it cannot be read.
     """
-    digest = hashlib.sha256()
+    if not model:
+        return ""
+    place, digest = Path(model), hashlib.sha256()
     try:
         if not place.is_dir():
             _add(digest, place.name, str(place.stat().st_size).encode())
@@ -100,6 +108,16 @@ def model_digest(place: Path) -> str:
             f"the model at {place} cannot be read: {error.strerror}.",
             remedy="copy the model to the same path on every node.",
         ) from error
+    return digest.hexdigest()
+
+
+@cache
+def _code_digest() -> str:
+    """Return a digest of this package's code, as it was when it was first asked for."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        _add(digest, str(path.relative_to(root)), path.read_bytes())
     return digest.hexdigest()
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
-from holdfast.errors import NodeLostError
+from holdfast.errors import NodeLostError, UsageError
 from holdfast.labels import NodeRefusalReason
 from holdfast.nodes.actions import (
     GenerationLost,
@@ -59,10 +59,14 @@ class NodeGenerations:
         engine: EngineOverNodes,
         *,
         on_refused: Callable[[NodeRefusalReason], None],
+        find_digest: Callable[[], str],
     ) -> None:
+        """`find_digest` reads the model's files, in a thread; see `facts.model_digest`."""
         self._head = head
         self._engine = engine
         self._on_refused = on_refused
+        self._find_digest = find_digest
+        self._may_have_new_files = False
         self._remote: RemoteRanks | None = None
         self._known: dict[str, NodeStatus] = {}
         self._elsewhere: frozenset[tuple[int, int]] = frozenset()
@@ -113,6 +117,7 @@ class NodeGenerations:
                 self._know(node, is_joined=False, problem=reason)
             case PeerRefused(reason):
                 self._on_refused(reason)
+                self._may_have_new_files |= reason == "different"
             case GenerationOver():
                 pass
         moved, self._moved = self._moved, asyncio.Event()
@@ -123,7 +128,15 @@ class NodeGenerations:
 
         It may take forever: another machine has to be switched on.
         """
-        while not self._head.is_complete:
+        self._may_have_new_files = True
+        while True:
+            if self._may_have_new_files:
+                self._may_have_new_files = False
+                # Files that cannot be read now, perhaps since they are copied, may end the start.
+                with suppress(UsageError):
+                    self._head.model_read(await asyncio.to_thread(self._find_digest))
+            if self._head.is_complete:
+                return
             on_wait(self._missing())
             await self._moved.wait()
 
@@ -213,9 +226,10 @@ async def node_generations(
     port: NodePort,
     *,
     on_refused: Callable[[NodeRefusalReason], None],
+    find_digest: Callable[[], str],
 ) -> AsyncIterator[NodeGenerations]:
     """Let followers join at the port while entered, for the engine's generations."""
-    generations = NodeGenerations(head, engine, on_refused=on_refused)
+    generations = NodeGenerations(head, engine, on_refused=on_refused, find_digest=find_digest)
     async with listening_for_nodes(
         head, port.sock, on_report=generations.report, context=port.context
     ) as listener:

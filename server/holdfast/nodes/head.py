@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.labels import NodeRefusalReason
 from holdfast.nodes.actions import (
@@ -148,6 +148,11 @@ class Head:
         self._check_end(now_seconds)
         return self._flushed()
 
+    def model_read(self, digest: str) -> None:
+        """Have followers compare the model's files with these: they may have been replaced."""
+        facts = replace(self._terms.facts, model_digest=digest)
+        self._terms = replace(self._terms, facts=facts)
+
     def start(  # noqa: PLR0913 - what a generation is made of
         self,
         *,
@@ -179,6 +184,8 @@ class Head:
                     master_address=master_address,
                     master_port=master_port,
                     arguments=arguments,
+                    model=self._terms.model,
+                    model_digest=self._terms.facts.model_digest,
                     fingerprint=fingerprint,
                     spec=spec,
                 )

@@ -70,6 +70,8 @@ class NodeFacts:
     """What has to be equal on every node of one engine; empty where there is no such thing."""
 
     holdfast_version: str
+    holdfast_digest: str
+    """Of the source code: builds of one version may differ."""
     vllm_version: str
     torch_version: str
     driver_version: str
@@ -145,6 +147,10 @@ class Start:
     fingerprint: str
     spec: WorkspaceSpec
     """The directory for statistics is the follower's own choice."""
+    model: str = ""
+    """The path of the model; empty if each node gets its own."""
+    model_digest: str = ""
+    """As in `NodeFacts`, on the head just before this start."""
 
     def __post_init__(self) -> None:
         is_valid = (

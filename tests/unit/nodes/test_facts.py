@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -59,6 +60,14 @@ def test_both_versions_are_in_the_line() -> None:
     assert "is missing on the head and 580.1 on node b." in difference(FACTS, other, "b")
 
 
+def test_builds_of_one_version_may_differ() -> None:
+    """Their digests would say nothing to people."""
+    other = replace(FACTS, holdfast_digest="12")
+    line = difference(FACTS, other, "b")
+    assert line.startswith("the code of Holdfast differs between the head and node b. Remedy: ")
+    assert "12" not in line
+
+
 def test_every_difference_is_found() -> None:
     """The first of them is the line, with the same remedy."""
     other = replace(FACTS, torch_version="", model_digest="other")
@@ -77,8 +86,9 @@ def test_the_facts_of_this_node_are_found(
     driver.write_text(DRIVER)
     facts = node_facts(str(model), driver)
     assert facts.holdfast_version == __version__
+    assert re.fullmatch("[0-9a-f]{64}", facts.holdfast_digest)
     assert (facts.plugins, facts.driver_version) == ("holdfast", "580.95.05")
-    assert facts.model_digest == model_digest(model)
+    assert facts.model_digest == model_digest(str(model))
 
 
 def test_a_node_without_a_driver_has_no_version(model: Path, tmp_path: Path) -> None:
@@ -90,9 +100,9 @@ def test_the_digest_does_not_depend_on_the_path_or_on_other_files(
     model: Path, tmp_path: Path
 ) -> None:
     """Each node may have the model elsewhere."""
-    digest = model_digest(model)
+    digest = model_digest(str(model))
     (model / "README.md").write_text("more about")
-    assert model_digest(model.rename(tmp_path / "moved")) == digest
+    assert model_digest(str(model.rename(tmp_path / "moved"))) == digest
 
 
 @pytest.mark.parametrize(
@@ -108,23 +118,23 @@ def test_another_configuration_index_or_size_is_another_digest(
     model: Path, name: str, content: str
 ) -> None:
     """A shard that is missing too."""
-    digest = model_digest(model)
+    digest = model_digest(str(model))
     (model / name).write_text(content)
-    assert model_digest(model) != digest
+    assert model_digest(str(model)) != digest
 
 
 def test_a_model_may_be_a_single_file(tmp_path: Path) -> None:
     """As those for llama.cpp are; its size is compared."""
     path = tmp_path / "model.gguf"
     path.write_bytes(b"12345678")
-    digest = model_digest(path)
-    assert digest == model_digest(path)
+    digest = model_digest(str(path))
+    assert digest == model_digest(str(path))
     path.write_bytes(b"123456789")
-    assert model_digest(path) != digest
+    assert model_digest(str(path)) != digest
 
 
 def test_a_model_that_is_missing_is_named(tmp_path: Path) -> None:
     """With a remedy."""
     with pytest.raises(UsageError, match="cannot be read: No such file") as error:
-        model_digest(tmp_path / "none")
+        model_digest(str(tmp_path / "none"))
     assert "same path" in error.value.remedy

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from holdfast.errors import NodeLostError
+from holdfast.errors import NodeLostError, UsageError
 from holdfast.labels import NodeRefusalReason
 from holdfast.nodes.actions import NodeJoined, NodeLeft
 from holdfast.nodes.generations import (
@@ -63,20 +63,27 @@ class Scene:
 
 
 @asynccontextmanager
-async def _scene(engine: EngineOverNodes) -> AsyncIterator[Scene]:
+async def _scene(engine: EngineOverNodes, find_digest: Callable[[], str]) -> AsyncIterator[Scene]:
     head = Head(key=KEY, name="head", model="m", facts=FACTS, nodes=engine.nodes)
     refused: list[NodeRefusalReason] = []
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = NodePort(sock, "127.0.0.1", KEY, None)
-        async with node_generations(head, engine, port, on_refused=refused.append) as generations:
+        async with node_generations(
+            head, engine, port, on_refused=refused.append, find_digest=find_digest
+        ) as generations:
             yield Scene(generations, sock.getsockname()[1], refused)
 
 
-def play(act: Callable[[Scene], Awaitable[None]], engine: EngineOverNodes = ENGINE) -> None:
+def play(
+    act: Callable[[Scene], Awaitable[None]],
+    engine: EngineOverNodes = ENGINE,
+    *,
+    find_digest: Callable[[], str] = lambda: FACTS.model_digest,
+) -> None:
     """Act with a head that waits for followers, within a deadline."""
 
     async def run() -> None:
-        async with asyncio.timeout(2 * DEADLINE_SECONDS), _scene(engine) as scene:
+        async with asyncio.timeout(2 * DEADLINE_SECONDS), _scene(engine, find_digest) as scene:
             await act(scene)
 
     asyncio.run(run())
@@ -234,6 +241,44 @@ def test_a_death_on_a_follower_is_the_death_of_the_generation() -> None:
             await scene.until_complete()
 
     play(act)
+
+
+def test_files_that_were_replaced_on_all_nodes_keep_no_follower_away() -> None:
+    """The head looks again when a follower has others, and before each engine."""
+    digests = [FACTS.model_digest]
+    looks: list[str] = []
+
+    def look() -> str:
+        looks.append(digests[0])
+        return digests[0]
+
+    async def act(scene: Scene) -> None:
+        waiting = asyncio.create_task(scene.until_complete())
+        await scene.until(lambda: scene.waits)
+        digests[0] = "01"
+        new = replace(FACTS, model_digest="01")
+        async with following(scene.port, facts=new):
+            await scene.until(lambda: scene.refused == ["different"] and "01" in looks)
+        async with following(scene.port, facts=new) as (engine, _, _):
+            await waiting
+            digests[0] = "02"
+            async with scene.started(engine):
+                assert engine.started[0].model_digest == "02"
+
+    play(act, find_digest=look)
+
+
+def test_a_model_that_cannot_be_read_does_not_end_the_wait() -> None:
+    """It may be copied just now; the start says so if it is still missing then."""
+
+    def find_digest() -> str:
+        raise UsageError("the model cannot be read", remedy="copy it")
+
+    async def act(scene: Scene) -> None:
+        async with following(scene.port):
+            await scene.until_complete()
+
+    play(act, find_digest=find_digest)
 
 
 def test_a_generation_without_its_nodes_is_refused() -> None:
