@@ -55,6 +55,7 @@ RANKS_MODULE = "holdfast.engine.node_ranks"
 _ORDER = "order.json"
 _BASELINE = "device-memory.json"
 """What the devices of this node had in use before the first engine."""
+ASKED_TO_END = "its process was asked to end"
 LEAVE_SECONDS = 15.0
 """The time to end the ranks after SIGTERM. What follows takes `tree.KILL_DEADLINE_SECONDS` at most,
 and systemd, Docker and the chart wait for 30 s or longer."""
@@ -121,7 +122,7 @@ class FollowingNode:
         Raises:
             UsageError: the head refuses this node for good.
         """
-        with signals.draining(self._leave, self._end_now, has_come=is_asked_to_stop):
+        with signals.draining(self._drain, self._end_now, has_come=is_asked_to_stop):
             async with (
                 listening(
                     Starlette(routes=[*follower_routes(self._status), self._metrics()]),
@@ -139,8 +140,23 @@ class FollowingNode:
                     finally:
                         await self._processes.ended()
 
+    def _drain(self) -> None:
+        """Leave once the head has drained, which was asked to end at the same moment, or at once.
+
+        The ranks are needed until then, and no other head may start an engine here.
+        """
+        seconds = self._settings.stop.head_drain_seconds
+        if not seconds:
+            self._leave()
+            return
+        logger.info(
+            "leaving when the head has ended the engine, and in %g s at the latest", seconds
+        )
+        self._dialer.leave_after_engine(ASKED_TO_END)
+        asyncio.get_running_loop().call_later(seconds, self._leave)
+
     def _leave(self) -> None:
-        self._dialer.leave("its process was asked to end")
+        self._dialer.leave(ASKED_TO_END)
         asyncio.get_running_loop().call_later(LEAVE_SECONDS, self._give_up)
 
     def _give_up(self) -> NoReturn:

@@ -10,7 +10,9 @@ import pytest
 
 from holdfast import cli
 from holdfast.api.follower_health import follower_routes
+from holdfast.follow import LEAVE_SECONDS
 from holdfast.nodes.command_line import FollowSettings, read_follow
+from holdfast.processes.tree import KILL_DEADLINE_SECONDS
 from holdfast.records import FollowerStatus
 from holdfast.settings import Settings
 from holdfast.telemetry.metrics import FOLLOWER_METRICS, RANK_METRICS
@@ -135,9 +137,13 @@ def test_a_follower_outlasts_the_drain_of_its_head(answer: Answer, case: str) ->
         head["lifecycle"]["preStop"]["sleep"]["seconds"]
         + settings.supervision.drain_timeout_seconds
     )
-    assert follower["lifecycle"]["preStop"]["sleep"]["seconds"] >= drained_seconds
+    kept_seconds = followed(follower).stop.head_drain_seconds
+    assert kept_seconds >= drained_seconds
+    # It gets SIGTERM at once, so that it joins no other head.
+    assert "lifecycle" not in follower
     graces = {one["spec"]["terminationGracePeriodSeconds"] for one in templates(answer, case)}
-    assert len(graces) == 1
+    (grace_seconds,) = graces
+    assert grace_seconds >= kept_seconds + LEAVE_SECONDS + KILL_DEADLINE_SECONDS
 
 
 @every_group

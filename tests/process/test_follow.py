@@ -29,6 +29,8 @@ FOLLOW = (sys.executable, str(Path(stand_in_ranks.__file__)), "follow")
 SERVE = (*FOLLOW[:-1], "serve")
 DEADLINE_SECONDS = 90.0
 NAME = "spark-2"
+ASKED = "leaving when the head has ended the engine"
+"""Part of the log of a follower that lets its head drain."""
 
 
 @pytest.fixture
@@ -212,6 +214,37 @@ def test_a_signal_ends_the_ranks_first_and_leaves_nothing(
         head.until(lambda scene: left in scene.reports)
         assert "holdfast: error" not in follower.log
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_signal_ends_the_ranks_once_the_head_has_drained(
+    tmp_path: Path, key_file: Path, model: Path
+) -> None:
+    """Both get it at the same moment, and requests that the head drains need the ranks."""
+    drain = "--head-drain-timeout=3600"
+    with reserved_port() as port, following(tmp_path, port, key_file, drain) as follower:
+        with threaded_head(model, port=port) as head:
+            head.keep_running()
+            until_ready(follower)
+            ranks = ranks_process(follower)
+            follower.process.terminate()
+            follower.until(lambda: ASKED in follower.log, "a word about the drain")
+            assert codes(follower)["/readyz"] == 200
+        assert follower.wait() == 0
+        until_ended(ranks)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_follower_does_not_wait_for_a_drain_without_end(
+    tmp_path: Path, key_file: Path, head: ThreadedHead
+) -> None:
+    """The head may not have been asked to end."""
+    drain = "--head-drain-timeout=0.5"
+    with following(tmp_path, head.port, key_file, drain) as follower:
+        head.keep_running()
+        until_ready(follower)
+        assert follower.stop() == 0
+        left = NodeLeft(NAME, "it leaves: its process was asked to end")
+        head.until(lambda scene: left in scene.reports)
 
 
 def test_a_signal_ends_a_follower_that_waits_for_its_head(tmp_path: Path, key_file: Path) -> None:

@@ -8,7 +8,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from holdfast.labels import (
     REFUSAL_REASONS,
 )
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
-from holdfast.nodes.command_line import follow_parser, read_follow
+from holdfast.nodes.command_line import StopSettings, follow_parser, read_follow
 from holdfast.planning import DEVICE_NAMES
 from holdfast.records import FollowerStatus
 from holdfast.settings import flags
@@ -435,7 +435,8 @@ def test_every_flag_of_ours_that_is_named_exists(page: Path) -> None:
 def test_every_variable_and_metric_that_is_named_exists(page: Path) -> None:
     """`HOLDFAST_...` is a flag's variable, `holdfast_...` a plugin or a metric with its labels."""
     variables = set(re.findall(r"\bHOLDFAST_[A-Z_]+\b", page.read_text()))
-    assert variables <= {IMAGE_VARIABLE, *(flag.variable for flag in flags())}
+    stop = [member.metadata["flag"] for member in fields(StopSettings)]
+    assert variables <= {IMAGE_VARIABLE, *(flag.variable for flag in (*flags(), *stop))}
     labels_of = {one.full_name: one.labels for one in (*METRICS, *FOLLOWER_METRICS)}
     labels_of |= {one.name: () for one in ROUTING_SERIES}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from holdfast.doctor.checks import check_environment, shared_memory
+from holdfast.doctor.command_line import known_arguments
 from holdfast.doctor.deployments import Deployment
 from holdfast.doctor.findings import Finding, HazardName, Severity, failure, ok, warning
 from holdfast.doctor.gpu_checks import expandable_segments
 from holdfast.doctor.parallelism import Layout
 from holdfast.doctor.probe_checks import check_probes
 from holdfast.engine.unsupported import REFUSED_VARIABLES, is_on
+from holdfast.errors import UsageError
+from holdfast.nodes.command_line import head_drain_seconds
 from holdfast.settings import Settings
 
 ENGINE_STOP_SECONDS = 30.0
@@ -142,7 +146,11 @@ def _check_stop(deployment: Deployment, drain_seconds: float) -> Iterator[Findin
 
 def _stop_of_follower(deployment: Deployment) -> Finding:
     name: HazardName = "stop-time-out"
-    needed_seconds = deployment.pre_stop_seconds + ENGINE_STOP_SECONDS
+    drain_seconds = 0.0
+    with suppress(UsageError):  # the follower itself says so
+        known = known_arguments(deployment.arguments)
+        drain_seconds = head_drain_seconds(known, deployment.environment)
+    needed_seconds = deployment.pre_stop_seconds + drain_seconds + ENGINE_STOP_SECONDS
     seen = (
         f"killed after {deployment.stop_seconds:g} s; it needs up to {needed_seconds:g} s to stop"
     )

@@ -28,8 +28,10 @@ from holdfast.settings.flag import (
     Parser,
     command_parser,
     file_path,
+    flag,
     is_node_name,
     port_number,
+    seconds,
 )
 from holdfast.settings.listen_flags import LOG_LEVELS, no_nul
 from holdfast.settings.node_flags import FOLLOWER_PORT, KEY_REMEDY, is_host, is_ipv6
@@ -56,6 +58,21 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True, slots=True)
+class StopSettings:
+    """How a follower ends, which no server has."""
+
+    head_drain_seconds: float = flag(
+        "--head-drain-timeout",
+        seconds,
+        0.0,
+        "SECONDS",
+        "time after SIGTERM for which the ranks go on, so that a head that is stopped at the same "
+        "moment can drain; 0 leaves at once, and ends the engine",
+        shown="0",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class FollowSettings:
     """All settings of one `holdfast follow`."""
 
@@ -67,6 +84,7 @@ class FollowSettings:
     """Who may have signed the head's certificate; without them there is no TLS."""
     listen: ListenSettings
     memory: MemorySettings = field(default_factory=MemorySettings)
+    stop: StopSettings = field(default_factory=StopSettings)
     log_format: LogFormat = "auto"
     ignored_keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys of the server that stand on the command line, since the head's was copied."""
@@ -106,6 +124,7 @@ def follow_parser() -> Parser:
     )
     add_flag(parser, _flag(MemorySettings, "guard"))
     add_flag(parser, _flag(MemorySettings, "marks"))
+    add_flag(parser, _flag(StopSettings, "head_drain_seconds"))
     parser.add_argument(
         "--log-level", type=str.lower, choices=LOG_LEVELS, default="info", help="default: info"
     )
@@ -131,8 +150,22 @@ def read_follow(arguments: Sequence[str], environment: Mapping[str, str]) -> Fol
         ca_certs=_ca_certs(namespace.ssl_ca_certs),
         listen=_listen_settings(namespace.host, _port(namespace.port), namespace.log_level),
         memory=read_group(MemorySettings, namespace, environment),
+        stop=read_group(StopSettings, namespace, environment),
         log_format=logs.format,
     )
+
+
+def head_drain_seconds(arguments: Sequence[str], environment: Mapping[str, str]) -> float:
+    """Return for how long a follower goes on after SIGTERM; its other flags may be wrong.
+
+    Raises:
+        UsageError: the flag has no such value.
+    """
+    parser = Parser(add_help=False, allow_abbrev=False)
+    add_flag(parser, _flag(StopSettings, "head_drain_seconds"))
+    namespace, _ = parser.parse_known_args(arguments)
+    stop: StopSettings = read_group(StopSettings, namespace, environment)
+    return stop.head_drain_seconds
 
 
 def of_headless(settings: Settings) -> FollowSettings:

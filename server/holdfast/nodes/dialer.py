@@ -97,6 +97,10 @@ class Dialer:
         if self._error is not None:
             raise self._error
 
+    def leave_after_engine(self, reason: str) -> None:
+        """Have `run` return once the head has ended the engine; at once if there is none."""
+        self._do(self._follower.leave_after_engine(reason, time.monotonic()))
+
     def leave(self, reason: str) -> None:
         """End the engine, tell the head, and have `run` return."""
         self._do(self._follower.leave(reason, time.monotonic()))

@@ -75,6 +75,8 @@ class Follower:
         self._has_ever_run = False
         """Whether a rank has started here, so that flags and variables have once been right."""
         self._has_left = False
+        self._parting = ""
+        """Why it leaves as soon as it has no engine any more; empty if it stays."""
         self._is_short_of_memory = False
         """Whether the host ran out of memory, and has not had enough since."""
         self._engine: Start | None = None
@@ -215,18 +217,26 @@ class Follower:
         """
         if self._engine is not None and self._engine.generation == generation:
             # Not after `Ended`: the head would hand out the next generation in between.
-            is_short = self._is_short_of_memory
-            self._tell(Goodbye(SHORT_OF_MEMORY) if is_short else Ended(generation))
+            farewell = self._parting or (SHORT_OF_MEMORY if self._is_short_of_memory else "")
+            self._tell(Goodbye(farewell) if farewell else Ended(generation))
             self._flush()
             self._engine = self._engine_channel = None
             self._is_stopping = False
-            if is_short and self._channel is not None:
-                self._lose_channel(SHORT_OF_MEMORY, now_seconds)
+            self._has_left = self._has_left or bool(self._parting)
+            if farewell and self._channel is not None:
+                self._lose_channel(farewell, now_seconds)
         return self._flushed(now_seconds)
 
     def memory_is_ample(self) -> None:
         """Handle that the host has enough memory, or nobody knows."""
         self._is_short_of_memory = False
+
+    def leave_after_engine(self, reason: str, now_seconds: float) -> list[FollowerAction]:
+        """Leave once no process of an engine is left, because the head ends it or is gone."""
+        if self._engine is None:
+            return self.leave(reason, now_seconds)
+        self._parting = reason
+        return []
 
     def leave(self, reason: str, now_seconds: float) -> list[FollowerAction]:
         """End the engine, tell the head, and connect no more."""

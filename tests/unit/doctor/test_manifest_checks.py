@@ -225,6 +225,9 @@ def test_a_stock_server_that_outlives_its_engine(tmp_path: Path) -> None:
     assert checked(tmp_path, document)["restart-policy"].severity is Severity.WARNING
 
 
+DRAIN = "--head-drain-timeout=60"
+
+
 def follower() -> dict[str, Any]:
     """What Compose makes of our file for a follower."""
     text = (ROOT / "deploy" / "compose" / "follower.yaml").read_text()
@@ -254,10 +257,13 @@ def test_our_follower_has_no_finding(tmp_path: Path) -> None:
         (service(command=["follow", "h"], ipc=None), {"shared-memory"}),
         (deployment(args=["follow", "h"], terminationGracePeriodSeconds=44), {"stop-time-out"}),
         (deployment(args=["follow", "h"], terminationGracePeriodSeconds=45), set()),
+        (service(command=["follow", "h", DRAIN], stop_grace_period="89s"), {"stop-time-out"}),
+        (service(command=["follow", "h", DRAIN], stop_grace_period="90s"), set()),
+        (service(command=["follow", "h", "--head-drain-timeout=x"]), set()),
     ],
 )
 def test_what_ends_a_follower(tmp_path: Path, document: dict[str, Any], warned: set[str]) -> None:
-    """It stops without a drain; and none of it is certain, since its head has its flags."""
+    """The drain is that of its head; and none of it is certain, since its head has its flags."""
     seen = list(check_follower(only(tmp_path, document)))
     assert {one.name for one in seen if one.severity is Severity.WARNING} == warned
     assert Severity.FAILURE not in {one.severity for one in seen}

@@ -51,12 +51,14 @@ def test_every_flag_is_read() -> None:
         *("--node-name", "spark-2", "--ssl-ca-certs=/ca", "head:30000", "--host", "::1"),
         *("--port=0", "--log-level=DEBUG", "--log-format", "json", *KEY),
         *("--host-memory-guard=on", "--host-memory-marks=3MiB,2MiB,1MiB"),
+        "--head-drain-timeout=60",
     )
     assert (settings.head_host, settings.head_port) == ("head", 30000)
     assert (settings.node_name, settings.ca_certs) == ("spark-2", Path("/ca"))
     assert (settings.listen.host, settings.listen.port) == ("::1", 0)
     assert (settings.listen.log_level, settings.log_format) == ("debug", "json")
     assert settings.memory == MemorySettings("on", (3 << 20, 2 << 20, 1 << 20))
+    assert settings.stop.head_drain_seconds == 60.0
 
 
 def test_variables_stand_in_for_the_flags_that_serve_has_too() -> None:

@@ -204,6 +204,36 @@ def test_a_death_here_ends_the_engine_here() -> None:
     assert [type(one) for one in network.seen][-1] is GenerationLost
 
 
+@pytest.mark.parametrize("how", ["ended", "gone"])
+def test_one_that_was_asked_to_end_keeps_its_ranks_until_the_head_does(how: str) -> None:
+    """The head drains; the next one, at the same address, gets no engine that ends at once."""
+    network, node = a_running_node()
+    network.node_does(node, node.machine.leave_after_engine("asked to end", network.now))
+    network.pass_time(2 * SILENCE_SECONDS)
+    assert (node.machine.state, node.is_stop_asked) == ("running", False)
+    if how == "ended":
+        network.head_does(network.head.end("the server stops"))
+        network.settle()
+    else:
+        network.close(node.wire or 0)
+    network.stop_engine(node)
+    network.settle()
+    assert node.machine.state == "left"
+    assert network.head.followers == ()
+    assert not node.machine.wants_connection(network.now + 60)
+
+
+def test_one_without_an_engine_leaves_at_once() -> None:
+    """No head needs it."""
+    network = Network()
+    node = network.add("b")
+    network.join(node)
+    network.node_does(node, node.machine.leave_after_engine("asked to end", network.now))
+    network.settle()
+    assert node.machine.state == "left"
+    assert network.seen[-1] == NodeLeft("b", "it leaves: asked to end")
+
+
 def test_a_node_whose_host_ran_out_of_memory_stays_away_until_it_has_enough() -> None:
     """Else the next engine would end there, one after another."""
     network, node = a_running_node()

@@ -209,6 +209,9 @@ args:
   {{- end }}
   - --port=8001
   - --node-key-file=/etc/holdfast/node/node-key
+  # Kubernetes stops all pods of a group together, and the requests that the head drains need the
+  # ranks of this pod.
+  - --head-drain-timeout={{ add .Values.stop.preStopSeconds .Values.stop.drainSeconds }}
 ports:
   - name: http
     containerPort: 8001
@@ -224,10 +227,4 @@ livenessProbe:
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
-lifecycle:
-  # SIGTERM makes a follower leave at once. Kubernetes stops all pods of a group together, and the
-  # requests that the head drains need the ranks of this pod.
-  preStop:
-    sleep:
-      seconds: {{ add .Values.stop.preStopSeconds .Values.stop.drainSeconds }}
 {{- end -}}
