@@ -98,7 +98,7 @@ class RankReport(RankMemory):
     phases: Mapping[StartPhase, float] = field(default_factory=dict)
     """When each phase of the start began, without those that did not."""
     nan_rows: int = 0
-    """Rows of logits with a NaN, if vLLM counts them."""
+    """Rows of logits with a NaN, if vLLM counts them; one at most for a request in a step."""
     is_unified_memory: bool = False
     """Whether filling the device's memory fills the host's, as on GB10 and on the CPU."""
 

@@ -160,7 +160,8 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     RankMetric(
         "engine_nan_rows_total",
         "counter",
-        "Rows of logits with a NaN: each gave its request an arbitrary token.",
+        "Rows of logits with a NaN: each gave its request an arbitrary token. With speculation, "
+        "the rows of a request in one step count as one.",
         _RANK,
         read=lambda rank: rank.nan_rows,
     ),

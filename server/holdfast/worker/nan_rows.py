@@ -1,6 +1,7 @@
 """Counts the rows of logits with a NaN, and ends an engine that has no sound row any more.
 
 A token drawn from such a row is arbitrary, and the request that gets it has no other sign of it.
+With speculation, the rows of a request in one step count as one.
 One bad row is a fault of its request, of one expert or of one block of the KV cache. If every row
 is bad, the weights or the device are, and only another engine helps.
 
