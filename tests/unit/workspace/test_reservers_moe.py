@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.lora.layers.fused_moe import FusedMoEWithLoRA
 from vllm.model_executor.layers.fused_moe import modular_kernel
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import (
@@ -61,6 +62,26 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # torch is Any to us
         self.global_num_experts = config.num_experts
         self.activation = config.activation
         self.quant_method = SimpleNamespace(moe_kernel=kernel)
+
+
+class Runner(torch.nn.Module):  # type: ignore[misc]  # as above
+    """What stands between the experts and their wrapper, as vLLM's MoERunner."""
+
+    def __init__(self, experts: Experts) -> None:
+        super().__init__()
+        self.routed_experts = experts
+
+    @property
+    def _quant_method(self) -> Any:
+        return self.routed_experts.quant_method
+
+
+def with_lora(layer: Experts) -> Any:
+    """vLLM's wrapper, without the weights of adapters."""
+    wrapper = FusedMoEWithLoRA.__new__(FusedMoEWithLoRA)
+    torch.nn.Module.__init__(wrapper)
+    wrapper.base_layer = Runner(layer)
+    return wrapper
 
 
 def configuration(random: Random, *, data_parallel: int) -> Any:
@@ -163,6 +184,19 @@ def test_a_part_of_a_step_needs_no_more(asked_by: Asked) -> None:
         asked_by(partial(full_step, layer, tokens)) <= term.needed_bytes
         for tokens in (1, 7, 4096, 8191)
     )
+
+
+@pytest.mark.usefixtures("asked_by")
+def test_experts_with_lora_are_asked_alone() -> None:
+    """The wrapper has their kernel too, but no weights; the kernels of adapters ask for nothing."""
+    random = Random(4)
+    layer = layer_of("triton", random, configuration(random, data_parallel=1))
+    wrapped, bare = (
+        list(moe.declare(context(torch.nn.ModuleList([model]), 8192)))
+        for model in (with_lora(layer), layer)
+    )
+    assert wrapped == bare
+    assert len(bare) == 1
 
 
 @pytest.mark.usefixtures("asked_by")

@@ -106,6 +106,8 @@ def _draft_tokens(context: ReserverContext) -> int:
 
 def _layers(model: Any) -> Iterator[tuple[Any, Any]]:
     for module in model.modules():
+        if hasattr(module, "base_layer"):
+            continue  # a wrapper of LoRA, which answers for the layer in it and has no weights
         kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
         implementation = getattr(kernel, "impl", None)
         if isinstance(implementation, modular_kernel.FusedMoEKernelModularImpl):
