@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config import CUDAGraphMode
 from vllm.distributed import parallel_state
 from vllm.v1.worker import workspace
 
@@ -19,6 +20,15 @@ from holdfast.worker.hooks import WorkerHooks
 from holdfast.workspace.manager import WorkspaceManager
 from holdfast.workspace.plan import GrowthPolicy, WorkspaceSpec
 from holdfast.workspace.stats import read_stats
+
+
+def first_runner(mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE) -> Any:
+    """What the hooks look at of vLLM's V1 runner."""
+    return SimpleNamespace(
+        capture_model=lambda: 0,
+        compilation_config=SimpleNamespace(cudagraph_mode=mode),
+        model_memory_usage=0,
+    )
 
 
 class FakeWorker:
@@ -32,7 +42,7 @@ class FakeWorker:
 
     def __init__(self, config: Any, runner: Any = None) -> None:
         self.vllm_config = config
-        self.model_runner = runner or SimpleNamespace(capture_model=lambda: 0, model_memory_usage=0)
+        self.model_runner = runner or first_runner()
         self.available_bytes = 0
         self.profile: Callable[[], None] = lambda: None
         self.model = torch.nn.Module()

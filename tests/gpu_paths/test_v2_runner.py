@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config import CUDAGraphMode
 from vllm.distributed.elastic_ep import elastic_execute
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu_worker import Worker
+from vllm.v1.worker.mm_encoder_model_runner import MMEncoderModelRunner
 
 from gpu_paths.fake_memory import GIB, FakeMemory
-from gpu_paths.hooked_worker import FakeWorker, followed, manager, stats
+from gpu_paths.hooked_worker import FakeWorker, first_runner, followed, manager, stats
 from holdfast.workspace.plan import MIB
 
 Capture = Callable[[], object]
@@ -32,7 +34,9 @@ def memory_fixture(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
     return memory
 
 
-def second_runner(capture: Capture, draft: Capture | None = None) -> Any:
+def second_runner(
+    capture: Capture, draft: Capture | None = None, *, has_graphs: bool = True
+) -> Any:
     """One with vLLM's own `capture_model`, whose graphs are captured by `capture` and `draft`."""
     speculator = SimpleNamespace(capture=draft) if draft else None
     runner = SimpleNamespace(
@@ -41,7 +45,7 @@ def second_runner(capture: Capture, draft: Capture | None = None) -> Any:
         attn_groups=None,
         block_tables=None,
         cudagraph_manager=SimpleNamespace(
-            needs_capture=lambda: True, capture=lambda *_given, **_named: capture()
+            needs_capture=lambda: has_graphs, capture=lambda *_given, **_named: capture()
         ),
         input_buffers=None,
         intermediate_tensors=None,
@@ -58,7 +62,22 @@ def second_runner(capture: Capture, draft: Capture | None = None) -> Any:
         speculator=speculator,
         use_aux_hidden_state_outputs=False,
     )
-    runner.capture_model = MethodType(model_runner.GPUModelRunner.capture_model, runner)
+    for name in ("capture_model", "needs_cudagraph_capture"):
+        setattr(runner, name, MethodType(getattr(model_runner.GPUModelRunner, name), runner))
+    return runner
+
+
+def encoder_runner(capture: Capture, *, has_graphs: bool) -> Any:
+    """vLLM's runner for encoders alone, with its own methods around graphs."""
+    encoder = SimpleNamespace(
+        capture=capture,
+        cudagraph_manager=SimpleNamespace(get_num_graphs_to_capture=lambda: 1),
+        has_cudagraph=lambda: has_graphs,
+    )
+    state = SimpleNamespace(encoder_runner=encoder, supports_mm_inputs=True)
+    runner = SimpleNamespace(model_memory_usage=0, model_state=state)
+    for name in ("capture_model", "needs_cudagraph_capture"):
+        setattr(runner, name, MethodType(getattr(MMEncoderModelRunner, name), runner))
     return runner
 
 
@@ -90,6 +109,27 @@ def test_graphs_are_captured_sealed_and_locked_after(
         assert seen == [(True, False)]
         assert (manager().is_sealed, manager().is_locked()) == (True, True)
         assert stats(tmp_path).memory["cuda_graphs"] == GIB
+
+
+@pytest.mark.parametrize(
+    ("runner", "is_sealed"),
+    [
+        (first_runner(CUDAGraphMode.PIECEWISE), True),
+        (first_runner(CUDAGraphMode.NONE), False),
+        (second_runner(lambda: None), True),
+        (second_runner(lambda: None, has_graphs=False), False),
+        (encoder_runner(lambda: None, has_graphs=True), True),
+        (encoder_runner(lambda: None, has_graphs=False), False),
+    ],
+    ids=["v1", "v1-none", "v2", "v2-none", "encoder", "encoder-none"],
+)
+def test_only_a_graph_seals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, runner: Any, is_sealed: bool
+) -> None:
+    """vLLM asks for graphs also where it is told to capture none; the lock comes in either case."""
+    with followed(tmp_path, monkeypatch, runner=runner) as worker:
+        started(worker)
+        assert (manager().is_sealed, manager().is_locked()) == (is_sealed, True)
 
 
 def test_a_later_graph_that_asks_for_more_leaves_the_earlier_its_buffer(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.config import CUDAGraphMode
 from vllm.platforms import current_platform
 from vllm.v1.worker import workspace
 
@@ -167,7 +168,7 @@ class WorkerHooks:
         setattr(self._worker, name, wrapped)
 
     def _seal_before_capture(self) -> None:
-        """Seal the manager just before the first lasting graph is captured."""
+        """Seal the manager just before the first lasting graph is captured, if any is."""
         runner = self._worker.model_runner
         capture = getattr(runner, "capture_model", None)
         if capture is None:
@@ -178,7 +179,8 @@ class WorkerHooks:
             # vLLM discards the graphs of `profile_only` before it allocates the KV cache.
             if kwargs.get("profile_only", args[:1] == (True,)):
                 return capture(*args, **kwargs)
-            self._manager.seal()
+            if _captures_graphs(runner):
+                self._manager.seal()
             size_bytes = capture(*args, **kwargs)
             self._ledger.record_graphs(size_bytes)
             return size_bytes
@@ -319,3 +321,13 @@ class WorkerHooks:
 
     def _smallest(self, value: int, subject: Subject) -> int:
         return smallest([value], subject, self._vllm_config.parallel_config)[0]
+
+
+def _captures_graphs(runner: Any) -> bool:
+    """Whether `capture_model` captures any graph, by what it asks itself (0.32, 0.33)."""
+    if not hasattr(runner, "needs_cudagraph_capture"):  # V1
+        return bool(runner.compilation_config.cudagraph_mode != CUDAGraphMode.NONE)
+    # That of vLLM's runner for encoders alone always says no.
+    state = runner.model_state
+    has_encoder_graphs = state.supports_mm_inputs and state.encoder_runner.has_cudagraph()
+    return bool(has_encoder_graphs or runner.needs_cudagraph_capture())
