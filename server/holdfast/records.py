@@ -27,7 +27,7 @@ from holdfast.labels import (
 
 @dataclass(frozen=True, slots=True)
 class SlotStats:
-    """One workspace: a (ubatch, lane) pair of one rank."""
+    """One workspace: a (ubatch, lane) pair of one rank, with its size at the newest lock."""
 
     ubatch: int
     lane: int
@@ -35,6 +35,7 @@ class SlotStats:
     reserved_bytes: int
     high_water_bytes: int
     high_water_caller: str
+    locked_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ class Oracle:
             return None
         if self.is_locked:
             needed = size_bytes if is_said else self.measured.get(key)
-            reason = self._reason_against(1 if needed is None else needed)
+            reason = self._reason_against(1 if needed is None else needed, is_first_use=True)
             if reason:
                 held = self.persistent_bytes
                 return self._refuse(Refusal("persistent", reason, needed or 0, held))
@@ -166,8 +166,8 @@ class Oracle:
         if needed:
             self.rank.callers[caller] = max(self.rank.callers.get(caller, 0), needed)
 
-    def _reason_against(self, more_bytes: int) -> Reason | None:
-        if self.is_locked and self.policy == "deny":
+    def _reason_against(self, more_bytes: int, *, is_first_use: bool = False) -> Reason | None:
+        if self.is_locked and self.policy == "deny" and (self.is_sealed or not is_first_use):
             return "deny"
         if self.is_capturing:
             return "capture"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from holdfast.engine.interface import Engine
-from holdfast.records import RankStats
+from holdfast.records import RankStats, SlotStats
 from holdfast.settings import WorkspaceSettings
 from holdfast.workspace import learned_store
 from holdfast.workspace.plan import GrowthPolicy, Slot, WorkspaceSpec
@@ -22,6 +22,10 @@ QUICK_START_SECONDS = 120.0
 def has_rejection(ranks: Iterable[RankStats]) -> bool:
     """Whether any rank refused a request for workspace."""
     return any(any(rank.rejections.values()) for rank in ranks)
+
+
+def _fell_short(slot: SlotStats) -> bool:
+    return slot.high_water_bytes > max(slot.reserved_bytes, slot.locked_bytes)
 
 
 class Learning:
@@ -109,10 +113,10 @@ class Learning:
         """Whether the engine is to be started again now; True at most once.
 
         A restart needs a larger reservation that would have helped: a resource that was made late
-        has none, and exists in the next pass.
+        has none, and exists in the next pass. Nor would it help a slot that warm-up made as large.
         """
         ranks = tuple(ranks)
-        is_short = any(s.high_water_bytes > s.reserved_bytes for rank in ranks for s in rank.slots)
+        is_short = any(_fell_short(slot) for rank in ranks for slot in rank.slots)
         is_worth_it = (
             self._settings.learned_restart == "always"
             or self._is_measuring

@@ -92,6 +92,8 @@ class WorkspaceAccounting:
         self._slots = tuple(slots)
         self.size_bytes = [0] * len(slots)
         self.reserved_bytes = [0] * len(slots)
+        self.locked_bytes = [0] * len(slots)
+        """The sizes at the newest lock."""
         self.high_water_bytes = [0] * len(slots)
         self.high_water_callers = [""] * len(slots)
         self.callers: dict[str, int] = {}
@@ -191,9 +193,11 @@ class WorkspaceAccounting:
 
     def set_lock(self, *, is_sealed: bool, is_locked: bool) -> None:
         """Record whether buffers may be freed, and whether growth follows the policy."""
+        if is_locked and not self.is_locked:
+            self.locked_bytes = list(self.size_bytes)
         self.is_sealed = is_sealed
         self.is_locked = is_locked
-        self._update(self._with_state)
+        self._update(lambda report: self._with_state(self._with_slots(report)))
 
     def _update(self, change: Callable[[RankReport], RankReport]) -> None:
         if self._stats is not None:
@@ -222,8 +226,17 @@ class WorkspaceAccounting:
             if index < len(report.slots) and needed_bytes < report.slots[index].high_water_bytes:
                 earlier = report.slots[index]
                 needed_bytes, caller = earlier.high_water_bytes, earlier.high_water_caller
-            size_bytes, reserved_bytes = self.size_bytes[index], self.reserved_bytes[index]
-            slots.append(SlotStats(ubatch, lane, size_bytes, reserved_bytes, needed_bytes, caller))
+            slots.append(
+                SlotStats(
+                    ubatch,
+                    lane,
+                    self.size_bytes[index],
+                    self.reserved_bytes[index],
+                    needed_bytes,
+                    caller,
+                    self.locked_bytes[index],
+                )
+            )
         return replace(report, slots=tuple(slots))
 
 

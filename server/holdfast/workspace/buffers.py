@@ -85,6 +85,11 @@ class Allocator:
             buffer.zero_()
         return buffer
 
+    def trim(self) -> None:
+        """Free what was dropped in sleep mode: vLLM's pool keeps it until the next entry."""
+        with self.context():
+            pass
+
     def empty_cache(self) -> None:
         """Return cached memory to the device, so that it can serve an allocation of any size."""
         if self.device.type != "cpu":
@@ -93,9 +98,6 @@ class Allocator:
 
 class ScratchBuffers:
     """The current buffer of each slot of a manager, and the views into it."""
-
-    is_equalized = False
-    """Whether the slots of all ubatches of a lane are kept at the same size."""
 
     def __init__(
         self,
@@ -207,7 +209,7 @@ class ScratchBuffers:
 
     def _equalized_bytes(self, index: int) -> int:
         """Return the size of the largest slot of the lane; 0 if the slot may differ from it."""
-        if self._accounting.is_locked or not self.is_equalized:
+        if self._accounting.is_locked or not self._gate.is_bound:
             return 0
         return max(self._accounting.size_bytes[index % self._num_lanes :: self._num_lanes])
 
@@ -224,18 +226,41 @@ class ScratchBuffers:
             self._accounting.record_growth(self._accounting.phase)
 
     def _replace(self, index: int, size_bytes: int, *, is_touched: bool) -> torch.Tensor:
-        """Put a buffer of `size_bytes` into the slot; an old one that is kept survives an error.
+        """Put a buffer of `size_bytes` into the slot; after the lock, an error leaves the old size.
 
         Before the seal and the lock, the old one is freed first, as in vLLM, for a lower peak.
         """
         if self._accounting.phase == "warmup":
-            self._install(index, None)
-            self._allocator.empty_cache()
-        buffer = self._allocator.buffer(size_bytes, is_touched=is_touched)
+            self._free(index)
+        try:
+            buffer = self._allocator.buffer(size_bytes, is_touched=is_touched)
+        except RuntimeError:
+            if self._accounting.is_sealed or self._current[index] is None:
+                raise
+            return self._replace_in_its_memory(index, size_bytes)
         old = self._current[index]
         self._install(index, buffer)
         self._retained.retire(() if old is None else (old,))
+        if old is not None and not self._accounting.is_sealed:
+            del old
+            self._allocator.trim()
         return buffer
+
+    def _replace_in_its_memory(self, index: int, size_bytes: int) -> torch.Tensor:
+        """Free the old buffer before the new one is made, or have one of its size again."""
+        held_bytes = self._accounting.size_bytes[index]
+        self._free(index)
+        try:
+            buffer = self._allocator.buffer(size_bytes, is_touched=False)
+        except RuntimeError:
+            self._install(index, self._allocator.buffer(held_bytes, is_touched=False))
+            raise
+        self._install(index, buffer)
+        return buffer
+
+    def _free(self, index: int) -> None:
+        self._install(index, None)
+        self._allocator.empty_cache()
 
     def _install(self, index: int, buffer: torch.Tensor | None) -> None:
         self._current[index] = buffer

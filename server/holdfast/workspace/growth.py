@@ -64,6 +64,8 @@ class GrowthGate:
 
     def __init__(self, accounting: WorkspaceAccounting, is_capturing: Callable[[], bool]) -> None:
         self.rule = GrowthRule()
+        self.is_bound = False
+        """Whether the policy was chosen; otherwise all is refused that vLLM's manager refuses."""
         self.is_capturing = is_capturing
         """Whether the stream of this thread is being captured into a graph."""
         # Ubatches run in threads of their own. Reentrant: an allocation may end in a callback.
@@ -72,11 +74,16 @@ class GrowthGate:
         self.accounting = accounting
         self._own_thread = threading.get_ident()
 
-    def reason_against(self, more_bytes: int) -> str:
-        """Return why `more_bytes` may not be allocated now; empty if they may."""
+    def reason_against(self, more_bytes: int, *, is_first_use: bool = False) -> str:
+        """Return why `more_bytes` may not be allocated now; empty if they may.
+
+        `is_first_use` says that they are for what nothing has asked for before. Without graphs,
+        warm-up skips what only a real step uses, and no reservation can make it.
+        """
+        is_unrestricted = is_first_use and self.is_bound and not self.accounting.is_sealed
         return self.rule.reason_against(
             self.accounting.held_bytes + more_bytes,
-            is_locked=self.accounting.is_locked,
+            is_locked=self.accounting.is_locked and not is_unrestricted,
             is_sealed=self.accounting.is_sealed,
             is_capturing=self.is_capturing(),
         )

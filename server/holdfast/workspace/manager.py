@@ -85,7 +85,7 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         with self._gate.changing:
             self._gate.rule.policy = policy
             self._given_limit_bytes = growth_limit_bytes
-            self._scratch.is_equalized = True
+            self._gate.is_bound = True
             self.accounting.bind(stats)
 
     def set_policy(self, policy: GrowthPolicy) -> None:

@@ -1,7 +1,8 @@
 """Memory that layers keep besides scratch: persistent resources, such as MoE permute scratch.
 
 vLLM refuses a resource that is missing after the lock. With `alongside` it is created then, within
-the limit. Its size is known if it is a plain tensor, or once its factory has run for any slot.
+the limit; if no graph was captured, it always is. Its size is known if it is a plain tensor, or
+once its factory has run for any slot.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ class Resources:
     def _check_late(self, key: Hashable) -> None:
         # One byte if the size is unknown: refused as soon as the limit is reached.
         with self._gate.changing:
-            reason = self._gate.reason_against(self._known_bytes.get(key, 1))
+            more_bytes = self._known_bytes.get(key, 1)
+            reason = self._gate.reason_against(more_bytes, is_first_use=True)
         if reason:
             self._refuse(key, reason)
         caller = outside_caller()

@@ -99,6 +99,20 @@ def test_what_cannot_be_reserved_is_not_a_reason_to_start_again(tmp_path: Path) 
     assert not learning.takes_restart((a_rank(slots=(slot,), growths={"locked": 1}),), 1.0)
 
 
+def test_what_warm_up_has_made_is_not_a_reason_to_start_again(tmp_path: Path) -> None:
+    """A slot was as large at the lock as it ever had to be, though nothing was reserved for it."""
+    slot = SlotStats(0, 0, 2 * MIB, 0, 2 * MIB, "somebody", locked_bytes=2 * MIB)
+    learning = opened(tmp_path, learned_restart="always")
+    assert not learning.takes_restart((a_rank(slots=(slot,), growths={"locked": 1}),), 1.0)
+
+
+def test_what_was_larger_than_at_the_lock_is_a_reason_to_start_again(tmp_path: Path) -> None:
+    """A reservation of the learned size makes it large enough before it is locked."""
+    slot = SlotStats(0, 0, 4 * MIB, 0, 3 * MIB, "somebody", locked_bytes=2 * MIB)
+    learning = opened(tmp_path, learned_restart="always")
+    assert learning.takes_restart((a_rank(slots=(slot,), growths={"locked": 1}),), 1.0)
+
+
 def test_without_a_directory_nothing_restarts() -> None:
     """With `--learned-dir none` a restart has nothing to use."""
     learning = opened(None, learned_restart="always")

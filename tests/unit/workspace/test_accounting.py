@@ -48,6 +48,18 @@ def test_what_was_recorded_before_it_is_bound_is_written_then(writer: StatsWrite
     assert (stats.is_sealed, stats.is_locked) == (True, False)
 
 
+def test_the_sizes_of_the_newest_lock_are_kept(writer: StatsWriter) -> None:
+    """What a slot gets later is not what it was locked with."""
+    accounting = accounting_of(writer)
+    accounting.set_size(0, 100)
+    for later, locked in ((300, 100), (500, 300)):
+        accounting.set_lock(is_sealed=False, is_locked=True)
+        accounting.set_size(0, later)
+        accounting.set_lock(is_sealed=True, is_locked=True)
+        assert [slot.locked_bytes for slot in written(writer).slots] == [locked, 0]
+        accounting.set_lock(is_sealed=True, is_locked=False)
+
+
 def test_growths_and_refusals_count_over_the_managers_of_a_rank(writer: StatsWriter) -> None:
     """A manager that replaces another continues its counts."""
     rejection = Rejection("scratch", "moe.py:1:run", 300, 200, "the growth policy is deny")

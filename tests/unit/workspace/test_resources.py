@@ -70,6 +70,15 @@ def test_a_tensor_says_its_size_before_it_is_made(policy: GrowthPolicy) -> None:
     assert manager.accounting.persistent_bytes == 0
 
 
+@pytest.mark.parametrize("policy", ["deny", "alongside"])
+def test_without_a_seal_a_first_use_is_never_too_late(policy: GrowthPolicy) -> None:
+    """Warm-up without graphs skips some layers, and no reservation can stand for theirs."""
+    manager = locked_manager(policy, limit_bytes=0, sealed=False)
+    assert manager.get_persistent("late", (MIB,), torch.uint8).numel() == MIB
+    assert manager.accounting.growths["locked"] == 1
+    assert manager.accounting.last_rejection is None
+
+
 def test_a_resource_counts_as_growth_if_it_is_late() -> None:
     """Warm-up creates resources; after the lock they take memory that was not planned."""
     manager = WorkspaceManager(CPU)

@@ -214,7 +214,7 @@ def test_a_text_of_any_length_and_alphabet_is_cut_not_refused(given: str, begins
 def test_the_fullest_report_has_room(writer: StatsWriter) -> None:
     """The longest texts and numbers in every place leave room for further numbers."""
     name, reason = cut_text('"' * 500, NAME_BYTES), cut_text("\n" * 5000, TEXT_BYTES)
-    slot = SlotStats(MOST, MOST, MOST, MOST, MOST, name)
+    slot = SlotStats(MOST, MOST, MOST, MOST, MOST, name, MOST)
     writer.update(
         lambda report: replace(
             report,
