@@ -7,6 +7,7 @@ Nothing is downloaded: the model is a local directory, or is in the Hugging Face
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,10 @@ _FITTED_NOTE = (
     "--max-model-len auto: the plan is for the longest context that the model supports; at the "
     "start, the reservation is for the longest that fits."
 )
+_DRAFT_NAMES = ("eagle-", "eagle3", "dflash", "dspark")
+"""By these vLLM recognises a draft, the first one found in its name deciding (0.32, 0.33)."""
+_NAMED_METHODS = {"eagle", "eagle3", "dflash", "dspark"}
+"""Methods that vLLM takes as given; with others that have a draft model it looks at the draft."""
 _FITTED = -1
 """The value into which vLLM's parser turns `--max-model-len auto`."""
 
@@ -104,26 +109,32 @@ def _cost(config: PlannedConfig, arguments: AsyncEngineArgs) -> KvCost:
 
 
 def _directory(namespace: argparse.Namespace) -> Path:
-    model = Path(namespace.model)
-    if model.is_dir():
-        return model
-    try:
-        cached = try_to_load_from_cache(namespace.model, "config.json", revision=namespace.revision)
-    except ValueError:  # huggingface_hub's HFValidationError: not the name of a repository
-        cached = None
-    if not isinstance(cached, str):
+    found = _downloaded(namespace.model, namespace.revision)
+    if found is None:
         raise UsageError(
             f"{namespace.model} is neither a local directory nor in the Hugging Face cache.",
             remedy="download its config.json first, for example with `hf download`.",
         )
-    return Path(cached).parent
+    return found
+
+
+def _downloaded(name: str, revision: str | None) -> Path | None:
+    """Return the directory with a model's files; None if they are not on this machine."""
+    model = Path(name)
+    if model.is_dir():
+        return model
+    try:
+        cached = try_to_load_from_cache(name, "config.json", revision=revision)
+    except ValueError:  # huggingface_hub's HFValidationError: not the name of a repository
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _survey(config: PlannedConfig, device: Device | None) -> Survey:
     scheduler, model = config.scheduler_config, config.model_config
     if scheduler.max_num_batched_tokens is None or scheduler.max_num_seqs is None:
-        reason = "the size of a step depends on the device: name it with --device, or give "
-        flags = "--max-num-batched-tokens and --max-num-seqs"
+        reason = "the size of a step depends on the device, which --device names, or on the code "
+        flags = "of the model: give --max-num-batched-tokens and --max-num-seqs"
         return Survey((), (Undetermined("every reserver", reason + flags),))
     return survey(
         ReserverContext(
@@ -175,15 +186,35 @@ def _slots(arguments: AsyncEngineArgs, device: Device | None) -> tuple[Slot, ...
     """Return vLLM's slots: two ubatches for dual-batch overlap, two lanes for DSpark drafts."""
     if device is not None and not device.is_cuda:
         return ((0, 0),)
-    speculation = arguments.speculative_config or {}
-    lanes = 2 if speculation.get("method") == "dspark" else 1
+    lanes = 2 if _is_dspark(arguments) else 1
     ubatches = 2 if arguments.enable_dbo else 1
     return tuple((ubatch, lane) for ubatch in range(ubatches) for lane in range(lanes))
 
 
+def _is_dspark(arguments: AsyncEngineArgs) -> bool:
+    """Return whether the drafts are DSpark's, by the flags, the draft's name or its files."""
+    speculation = arguments.speculative_config or {}
+    method = arguments.spec_method or speculation.get("method")
+    draft = str(arguments.spec_model or speculation.get("model") or "")
+    if method in _NAMED_METHODS or not draft:
+        return bool(method == "dspark")
+    kind = next((name for name in _DRAFT_NAMES if name in draft.lower()), None)
+    return kind == "dspark" or (kind is None and _has_dspark_layers(draft))
+
+
+def _has_dspark_layers(draft: str) -> bool:
+    directory = _downloaded(draft, None)
+    try:
+        content = json.loads((directory / "config.json").read_bytes()) if directory else {}
+    except (OSError, ValueError):
+        return False
+    return any("DSpark" in name for name in content.get("architectures") or ())
+
+
 def _ranks(arguments: AsyncEngineArgs, config: PlannedConfig) -> list[tuple[int, int]]:
     """Return every rank of one engine, with its number of layers."""
-    stages, width = arguments.pipeline_parallel_size, arguments.tensor_parallel_size
+    stages = arguments.pipeline_parallel_size
+    width = arguments.tensor_parallel_size * arguments.prefill_context_parallel_size
     total = config.model_config.architecture.total_num_hidden_layers
     bounds = [get_pp_indices(total, stage, stages) for stage in range(stages)]
     return [

@@ -10,11 +10,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.config.model import _get_and_verify_max_len
+from vllm.config.model import _get_and_verify_max_len, try_match_architecture_defaults
 from vllm.engine import arg_utils
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
-from vllm.transformers_utils.config import get_config, get_hf_text_config
+from vllm.transformers_utils.config import get_config, get_hf_text_config, get_pooling_config
 from vllm.transformers_utils.model_arch_config_convertor import (
     MODEL_ARCH_CONFIG_CONVERTORS,
     ModelArchConfigConvertorBase,
@@ -148,7 +148,7 @@ def _sizes(
     factor = 2 if arguments.performance_mode == "throughput" else 1
     if sequences is None:
         sequences = default_sequences * factor
-    if tokens is None and not _has_other_default(arguments, model):
+    if tokens is None and not _has_other_default(arguments, model, default_tokens * factor):
         tokens = default_tokens * factor
         if arguments.enable_chunked_prefill is False:
             tokens = max(tokens, model.max_model_len)
@@ -206,7 +206,29 @@ def _platform(device: Device) -> Platform:
     return Named()
 
 
-def _has_other_default(arguments: AsyncEngineArgs, model: PlannedModel) -> bool:
-    """Return whether vLLM's default depends on more than the device: on images or experts."""
+def _has_other_default(arguments: AsyncEngineArgs, model: PlannedModel, tokens: int) -> bool:
+    """Return whether vLLM's default depends on more than the device: on images, experts or code.
+
+    The code of a pooling model says whether a prompt may be split over steps. If it may not, a step
+    takes in the longest.
+    """
     is_batched = arguments.enable_expert_parallel and arguments.data_parallel_size > 1
-    return bool(model.architecture.is_mm_prefix_lm or is_batched)
+    is_open = (
+        arguments.enable_chunked_prefill is None
+        and model.max_model_len > tokens
+        and _is_pooling(arguments, model)
+    )
+    return bool(model.architecture.is_mm_prefix_lm or is_batched or is_open)
+
+
+def _is_pooling(arguments: AsyncEngineArgs, model: PlannedModel) -> bool:
+    """Return whether the model pools, by the flags and vLLM's rules for its files."""
+    if arguments.runner != "auto":
+        return bool(arguments.runner == "pooling")
+    if arguments.convert not in {"auto", "none"}:
+        return True
+    if get_pooling_config(arguments.model, arguments.revision):
+        return True
+    names = model.hf_config.architectures or ()
+    defaults = next(filter(None, map(try_match_architecture_defaults, names)), None)
+    return defaults is not None and defaults[1][0] == "pooling"

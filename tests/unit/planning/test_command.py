@@ -259,6 +259,75 @@ def test_the_lane_of_drafts_is_not_planned_the_targets_prefill(tmp_path: Path) -
     assert (draft.size_bytes, draft.terms) == (0, ())
 
 
+@pytest.mark.parametrize(
+    ("flags", "lanes"),
+    [
+        (("--spec-method", "dspark", "--spec-tokens", "4"), 2),
+        (("--spec-model", "deepseek-ai/dspark_qwen3_8b_block7", "--spec-tokens", "4"), 2),
+        (("--speculative-config", '{"model": "a/DSpark", "num_speculative_tokens": 4}'), 2),
+        (("--spec-model", "a/dspark-eagle3", "--spec-tokens", "4"), 1),
+        (("--spec-method", "eagle3", "--spec-model", "a/dspark", "--spec-tokens", "4"), 1),
+        (("--spec-method", "ngram", "--spec-tokens", "4"), 1),
+        (("--spec-model", "a/draft", "--spec-tokens", "4"), 1),
+    ],
+)
+def test_drafts_have_a_lane_if_vllm_takes_them_for_those_of_dspark(
+    tmp_path: Path, flags: tuple[str, ...], lanes: int
+) -> None:
+    """By the method, or by the name of the draft, where other names come first."""
+    (rank,) = planned(written(tmp_path, LLAMA), *flags).ranks
+    assert [slot.lane for slot in rank.slots] == [*range(lanes)]
+
+
+def test_drafts_have_a_lane_if_their_files_say_dspark(tmp_path: Path) -> None:
+    """A draft may have any name."""
+    for name in ("model", "draft"):
+        (tmp_path / name).mkdir()
+    model = written(tmp_path / "model", LLAMA)
+    draft = written(tmp_path / "draft", {**LLAMA, "architectures": ["Qwen3DSparkModel"]})
+    (rank,) = planned(model, "--spec-model", draft, "--spec-tokens", "4").ranks
+    assert [slot.lane for slot in rank.slots] == [0, 1]
+
+
+def test_the_ranks_of_prefill_context_parallelism_are_planned(tmp_path: Path) -> None:
+    """They multiply those of tensor parallelism, in each stage."""
+    flags = ("--tensor-parallel-size", "2", "--prefill-context-parallel-size", "2")
+    report = planned(written(tmp_path, LLAMA), "--pipeline-parallel-size", "2", *flags)
+    assert [rank.rank for rank in report.ranks] == [*range(8)]
+    assert [rank.layers for rank in report.ranks] == [15] * 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "flags", "tokens"),
+    [
+        ({"architectures": ["LlamaModel"]}, (), None),
+        ({}, ("--runner", "pooling"), None),
+        ({}, ("--convert", "embed"), None),
+        ({"architectures": ["LlamaModel"]}, ("--max-num-batched-tokens", "512"), 512),
+        ({"architectures": ["LlamaModel"]}, ("--runner", "generate"), 8192),
+        ({}, ("--runner", "pooling", "--max-model-len", "512"), 8192),
+        ({}, ("--runner", "pooling", "--enable-chunked-prefill"), 8192),
+        ({}, ("--runner", "pooling", "--no-enable-chunked-prefill"), 131072),
+    ],
+)
+def test_a_pooling_model_may_need_a_step_for_its_longest_prompt(
+    tmp_path: Path, changed: dict[str, Any], flags: tuple[str, ...], tokens: int | None
+) -> None:
+    """Its code says so, which a plan does not load; what flags or the length decide is planned."""
+    report = planned(written(tmp_path, {**LLAMA, **changed}), *flags)
+    assert report.max_num_batched_tokens == tokens
+    assert open_terms(report) == ([] if tokens else ["every reserver"])
+
+
+def test_a_model_with_modules_for_pooling_is_a_pooling_model(tmp_path: Path) -> None:
+    """As sentence-transformers saves one."""
+    module = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+    (tmp_path / "modules.json").write_text(json.dumps([module]))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
+    assert planned(written(tmp_path, LLAMA)).max_num_batched_tokens is None
+
+
 def test_two_ubatches_are_two_slots(tmp_path: Path) -> None:
     """With dual-batch overlap every rank reserves twice."""
     report = planned(written(tmp_path, LLAMA), "--enable-dbo")
