@@ -9,7 +9,8 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
@@ -21,7 +22,7 @@ from holdfast.api.admission import (
     Admission,
     retry_after_seconds,
 )
-from holdfast.api.gate import Gate
+from holdfast.api.gate import PIECE_BYTES, Gate
 from holdfast.api.router import OwnRoutes
 from holdfast.errors import RETRY_AFTER_SECONDS
 from holdfast.lifecycle.states import SERVING, State
@@ -429,6 +430,52 @@ def test_a_long_body_is_held_too() -> None:
             return await asking
 
     assert asyncio.run(scene()).text == f"inner {LONG_BYTES}"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "most_bytes"),
+    [
+        ("application/json", LONG_BYTES),
+        ("Application/JSON; charset=utf-8", LONG_BYTES),
+        (None, LONG_BYTES),
+        ("multipart/form-data; boundary=json", PIECE_BYTES),
+        ("multipart/form-data=json", PIECE_BYTES),
+        ("application/x-www-form-urlencoded", PIECE_BYTES),
+        ("application/octet-stream", PIECE_BYTES),
+    ],
+)
+def test_only_json_reaches_the_application_at_once(
+    content_type: str | None, most_bytes: int
+) -> None:
+    """The parsers of forms would go through megabytes in one turn of the event loop."""
+    sizes: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        has_more = True
+        while has_more:
+            message = await receive()
+            sizes.append(len(message["body"]))
+            has_more = message["more_body"]
+        await JSONResponse({})(scope, receive, send)
+
+    headers = {} if content_type is None else {"content-type": content_type}
+    content = b"x" * LONG_BYTES
+    _answer(Gated(behind=app), "/v1/whoami", "POST", content=content, headers=headers)
+    assert (sum(sizes), max(sizes)) == (LONG_BYTES, most_bytes)
+
+
+def test_a_form_is_read_from_its_pieces() -> None:
+    """Its file is the one that was sent."""
+    sent = bytes(at % 251 for at in range(LONG_BYTES))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async with Request(scope, receive).form() as form:
+            file: Any = form["file"]
+            is_same = await file.read() == sent
+            await PlainTextResponse(f"{form['model']} {is_same}")(scope, receive, send)
+
+    form = {"data": {"model": "m"}, "files": {"file": ("a.wav", sent)}}
+    assert _answer(Gated(behind=app), "/v1/whoami", "POST", **form).text == "m True"
 
 
 def test_a_websocket_is_held_too() -> None:

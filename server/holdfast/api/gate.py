@@ -5,9 +5,10 @@ While a request waits, its client's messages are read ahead, so that a disconnec
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType
@@ -37,6 +38,10 @@ from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.races import race
 from holdfast.request_context import RequestContext, current_request
 
+PIECE_BYTES = 32 * 1024
+"""The bytes of a body other than JSON that the application gets at once. Starlette's parsers of
+forms go through some of them byte by byte, on the event loop: 10 ms for a piece at worst."""
+
 _DISCONNECTS = frozenset({"http.disconnect", "websocket.disconnect"})
 _OVERLOADS = MappingProxyType[RefusalReason, str](
     {
@@ -49,30 +54,36 @@ _OVERLOADS = MappingProxyType[RefusalReason, str](
 class DisconnectWatcher:
     """An ASGI `receive` that reads ahead of the application to notice a disconnect."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, *, is_json: bool = True) -> None:
         self._receive = receive
+        self._is_json = is_json
         self._read: deque[Message] = deque()
 
     async def __call__(self) -> Message:
         """Return the next message, beginning with those that were read ahead."""
+        if not self._is_json:
+            await asyncio.sleep(0)
         return self._read.popleft() if self._read else await self._receive()
 
     async def has_whole_body(self) -> bool:
         """Wait for the last part of the body; False if the client leaves before that.
 
-        The parts are joined into one: a body that arrives byte by byte would otherwise take
-        hundreds of times its size.
+        The parts are joined into one, or into pieces of `PIECE_BYTES` if the body is not JSON: one
+        that arrives byte by byte would otherwise take hundreds of times its size.
         """
         message = await self._receive()
         if message["type"] == "http.request" and message.get("more_body", False):
-            body = bytearray(message.get("body", b""))
-            while message["type"] == "http.request" and message.get("more_body", False):
-                message = await self._receive()
-                body += message.get("body", b"")
-            if message["type"] == "http.request":
-                message = {**message, "body": bytes(body)}
-        self._read.append(message)
-        return bool(message["type"] == "http.request")
+            message = await self._joined(message)
+        is_whole = bool(message["type"] == "http.request")
+        self._read.extend(_pieces(message) if is_whole and not self._is_json else [message])
+        return is_whole
+
+    async def _joined(self, message: Message) -> Message:
+        body = bytearray(message.get("body", b""))
+        while message["type"] == "http.request" and message.get("more_body", False):
+            message = await self._receive()
+            body += message.get("body", b"")
+        return {**message, "body": bytes(body)} if message["type"] == "http.request" else message
 
     async def unless_disconnected(self, answer: Awaitable[bool]) -> bool | None:
         """Return the result of `answer`, or None if the client leaves before that."""
@@ -84,6 +95,13 @@ class DisconnectWatcher:
         while message["type"] not in _DISCONNECTS:
             message = await self._receive()
             self._read.append(message)
+
+
+def _pieces(message: Message) -> Iterator[Message]:
+    body = message.get("body", b"")
+    for at in range(0, max(1, len(body)), PIECE_BYTES):
+        end = at + PIECE_BYTES
+        yield {**message, "body": body[at:end], "more_body": end < len(body)}
 
 
 class Gate:
@@ -132,7 +150,7 @@ class Gate:
         self, scope: Scope, receive: Receive, send: Send, context: RequestContext
     ) -> None:
         work = work_of(scope, self._root_path)
-        receive = watcher = DisconnectWatcher(receive)
+        receive = watcher = DisconnectWatcher(receive, is_json=_is_json(scope))
         has_body = scope["type"] == "http" and work != "none" and not self._admission.refuses_all()
         # Only a complete request gets capacity: a slow body may take hours to arrive.
         if has_body and not await watcher.has_whole_body():
@@ -221,6 +239,14 @@ class _Session:
         finally:
             context.capacity = None
             admission.leave(ticket)
+
+
+def _is_json(scope: Scope) -> bool:
+    """Return whether the body is JSON by its type, or has no type, so that it is not a form."""
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            return bool(value.partition(b";")[0].strip().lower() == b"application/json")
+    return True
 
 
 def _early_refusal(admission: Admission, key: str) -> NotReadyError | OverloadedError | None:

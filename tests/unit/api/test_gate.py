@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 from starlette.types import Message
 
-from holdfast.api.gate import DisconnectWatcher
+from holdfast.api.gate import PIECE_BYTES, DisconnectWatcher
 
 LEFT: Message = {"type": "http.disconnect"}
 
@@ -53,3 +53,36 @@ def test_a_body_is_one_part_for_the_application(bodies: list[bytes]) -> None:
 def test_a_client_that_leaves_in_the_middle_is_told() -> None:
     """The application gets no half of a body for a whole one."""
     assert read_ahead(parts(b"a", b"b", b"c")[:2]) == (False, [LEFT])
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
+def test_a_body_that_is_not_json_comes_in_pieces(size_bytes: int) -> None:
+    """A form is parsed as it is read, on the event loop, so others have a turn before each."""
+
+    async def scene() -> None:
+        body = bytes(at % 251 for at in range(size_bytes))
+        coming = iter(parts(body[:5], body[5:]))
+        turns = 0
+
+        async def receive() -> Message:
+            return next(coming)
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        watcher = DisconnectWatcher(receive, is_json=False)
+        assert await watcher.has_whole_body()
+        others = asyncio.create_task(take_turns())
+        got, turns_at = [await watcher()], [turns]
+        while got[-1]["more_body"]:
+            got.append(await watcher())
+            turns_at.append(turns)
+        others.cancel()
+        assert b"".join(message["body"] for message in got) == body
+        assert len(got) == max(1, -(-size_bytes // PIECE_BYTES))
+        assert turns_at == sorted(set(turns_at))
+
+    asyncio.run(scene())
