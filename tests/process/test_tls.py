@@ -22,6 +22,8 @@ from servers import Server, running, wait_until
 COMMAND = (sys.executable, str(Path(stand_in_engine.__file__)), "serve")
 UNPROBED = ("model", "--probe=off", "--learned-dir=none")
 DEADLINE_SECONDS = 60.0
+ALLOWED_CIPHER = "ECDHE-ECDSA-AES256-GCM-SHA384"
+OTHER_CIPHER = "ECDHE-ECDSA-AES128-GCM-SHA256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,23 @@ def test_a_renewed_certificate_is_shown(
     assert client.sees() == "third"
     authority.issue(tmp_path / "tls", "fourth", for_server=True)
     _until_shown(client, "fourth")
+
+
+def test_a_renewed_certificate_has_the_same_ciphers(tmp_path: Path, authority: Authority) -> None:
+    """A client that knows none of them stays out."""
+    cert, key = authority.issue(tmp_path / "tls", "first", for_server=True)
+    files = (f"--ssl-certfile={cert}", f"--ssl-keyfile={key}", "--enable-ssl-refresh")
+    ciphers = f"--ssl-ciphers={ALLOWED_CIPHER}"
+    with running(tmp_path, *UNPROBED, *files, ciphers, command=COMMAND) as server:
+        ca = authority.write(tmp_path / "ca.pem")
+        client, stranger = client_of(server, ca), client_of(server, ca)
+        for one, cipher in ((client, ALLOWED_CIPHER), (stranger, OTHER_CIPHER)):
+            one.context.maximum_version = ssl.TLSVersion.TLSv1_2
+            one.context.set_ciphers(cipher)
+        authority.issue(tmp_path / "tls", "second", for_server=True)
+        _until_shown(client, "second")
+        with pytest.raises(ssl.SSLError):
+            stranger.sees()
 
 
 def test_the_health_check_asks_by_tls(server: Server) -> None:

@@ -134,6 +134,9 @@ def _hand_over(
     _name: str | None,
     _asked: ssl.SSLContext,
 ) -> None:
+    # Certificates, authorities and ciphers are those of this context now; OpenSSL keeps everything
+    # else, such as whether the client needs a certificate, from the one that the handshake began
+    # with.
     handshake.context = renewed
 
 
@@ -152,3 +155,5 @@ def _load(context: ssl.SSLContext, settings: ListenSettings) -> None:
         context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, _NO_PASSWORD)
     if settings.ssl_ca_certs:
         context.load_verify_locations(settings.ssl_ca_certs)
+    if settings.ssl_ciphers:
+        context.set_ciphers(settings.ssl_ciphers)
