@@ -281,6 +281,7 @@ class Application:
             self._counters.refusals,
             is_probe=is_probe,
             is_shell=self._page.is_shell,
+            allowed_origins=self._settings.listen.allowed_origins,
             root_path=root_path,
         )
         return RequestLog(

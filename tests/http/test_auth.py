@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,14 @@ GUARDED = Keys.read((API,), KeySettings(metrics_auth="api-key"))
 class Guarded:
     """All layers in front of a small application, and what of it was reached."""
 
-    def __init__(self, keys: Keys, *, root_path: str = "", state: State = State.READY) -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        *,
+        root_path: str = "",
+        state: State = State.READY,
+        allowed_origins: Collection[str] = (),
+    ) -> None:
         self.reached: list[str] = []
         self.names: list[str] = []
         self.inner = InnerApp()
@@ -63,7 +70,14 @@ class Guarded:
         gate = Gate(self._behind, admission)
         front = OwnRoutes(routes, gate, root_path=root_path)
         is_probe = admission.is_probe
-        self.app = KeyCheck(front, keys, self.refusals, is_probe=is_probe, root_path=root_path)
+        self.app = KeyCheck(
+            front,
+            keys,
+            self.refusals,
+            is_probe=is_probe,
+            allowed_origins=allowed_origins,
+            root_path=root_path,
+        )
 
     async def _behind(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
@@ -285,6 +299,48 @@ def test_a_websocket_needs_a_key_too() -> None:
     assert _websocket(guarded, _bearer(API), "/admin/plain") == 1008
     assert guarded.reached == []
     assert _websocket(guarded, _bearer(API)) == "hello"
+
+
+OWN_PAGE, CHAT_PAGE = "http://gpu:8000", "https://chat.example.com"
+
+
+@pytest.mark.parametrize(
+    ("origins", "allowed", "is_let_in"),
+    [
+        ([], (), True),
+        ([OWN_PAGE], (), True),
+        (["https://gpu:8000"], (), True),
+        ([CHAT_PAGE], [CHAT_PAGE], True),
+        ([CHAT_PAGE], ["*"], True),
+        ([CHAT_PAGE], (), False),
+        ([CHAT_PAGE], [OWN_PAGE], False),
+        (["http://gpu"], (), False),
+        (["http://gpu:8000.example.com"], (), False),
+        (["null"], (), False),
+        ([""], (), False),
+        ([OWN_PAGE, CHAT_PAGE], (), False),
+    ],
+)
+def test_a_websocket_of_a_foreign_page_is_closed(
+    origins: list[str], allowed: Collection[str], is_let_in: bool
+) -> None:
+    """Browsers let any page open one, also to a server without keys that only they can reach."""
+    guarded = Guarded(NO_KEYS, allowed_origins=allowed)
+    headers = [(b"host", b"gpu:8000"), *((b"origin", one.encode()) for one in origins)]
+    code = guarded.status_of("/v1/realtime", headers, "websocket")
+    assert (code, guarded.reached) == ((1000, ["/v1/realtime"]) if is_let_in else (1008, []))
+
+
+def test_a_foreign_page_sees_why_its_websocket_was_closed() -> None:
+    """The handshake succeeds first, since browsers do not say why one failed."""
+    guarded = Guarded(NO_KEYS)
+    assert _websocket(guarded, {"origin": CHAT_PAGE}) == 1008
+    assert counter_values(guarded.refusals)["forbidden"] == 1
+
+
+def test_a_page_with_a_key_may_be_of_any_origin() -> None:
+    """Where there are keys, the key is what counts."""
+    assert _websocket(Guarded(BOTH), {**_bearer(API), "origin": CHAT_PAGE}) == "hello"
 
 
 def test_a_connection_survives_a_refused_upload() -> None:

@@ -40,6 +40,7 @@ def refused(*arguments: str) -> str:
         ("--api-key-f=/x", "--api-key-file"),
         ("--metrics-a=api-key", "--metrics-auth"),
         ("--ssl-certf=/x", "--ssl-certfile"),
+        ('--allowed-o=["http://a"]', "--allowed-origins"),
         ("--uvicorn-log=debug", "--uvicorn-log-level"),
         ("--probe-tim=5", "--probe-timeout"),
         ("--workspace-res=1MiB", "--workspace-reserve"),
@@ -108,10 +109,12 @@ def test_whole_flags_are_understood_alike() -> None:
     from holdfast.engine.arguments import parse
 
     given = ("model", "--port=9000", "--probe-timeout=5", "--host=::1", "--api-key", "a", "b")
-    settings = parse_serve([*given, "--uds=/x", "--log-level=DEBUG", "--root-path=/v/"], {})
+    more = ("--uds=/x", "--log-level=DEBUG", "--root-path=/v/", '--allowed-origins=["http://a"]')
+    settings = parse_serve([*given, *more], {})
     namespace = parse(settings)
     assert (namespace.model, namespace.port) == ("model", settings.listen.port)
     assert namespace.root_path == settings.listen.root_path == "/v"
+    assert settings.listen.allowed_origins == tuple(namespace.allowed_origins) == ("http://a",)
     assert namespace.shutdown_timeout == 45
 
 

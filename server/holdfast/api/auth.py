@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -99,6 +99,12 @@ _NO_ADMIN_KEY = _Refusal(
 _NOT_ADMIN = _Refusal(
     403, "permission_error", "This route needs the admin key, not an API key.", "forbidden"
 )
+_FOREIGN_PAGE = _Refusal(
+    403,
+    "permission_error",
+    "Web pages of this origin may not use this server: see --allowed-origins.",
+    "forbidden",
+)
 _NO_ROUTE = _Refusal(
     404,
     "not_found_error",
@@ -124,14 +130,19 @@ class KeyCheck:
         *,
         is_probe: Callable[[Scope], bool],
         is_shell: Callable[[Scope], bool] = lambda _: False,
+        allowed_origins: Collection[str] = (),
         root_path: str = "",
     ) -> None:
-        """Take `is_shell`, which tells the files of the status page, which have no data."""
+        """Take `is_shell`, which tells the files of the status page, which have no data.
+
+        Web pages of `allowed_origins` may use a server without an API key.
+        """
         self._app = app
         self._keys = keys
         self._refusals = refusals
         self._is_probe = is_probe
         self._is_shell = is_shell
+        self._allowed_origins = allowed_origins
         self._root_path = root_path
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -166,7 +177,9 @@ class KeyCheck:
         return path in OPEN_PATHS or (path in METRICS_PATHS and not self._keys.guards_metrics)
 
     def _api_refusal(self, scope: Scope, path: str) -> _Refusal | None:
-        if self._keys.api.is_empty or _is_preflight(scope):
+        if self._keys.api.is_empty:
+            return _FOREIGN_PAGE if self._is_of_foreign_page(scope) else None
+        if _is_preflight(scope):
             return None
         # The probe does not use a client's key, which may change at any moment. A browser cannot
         # send one with the request for a page, which therefore asks for it.
@@ -178,6 +191,21 @@ class KeyCheck:
             return _NO_API_KEY
         current_request().key = name
         return None
+
+    def _is_of_foreign_page(self, scope: Scope) -> bool:
+        """Return whether a web page of an origin that may not do so opens this WebSocket.
+
+        Browsers apply the rules of CORS to requests alone, and let every page open a WebSocket to
+        any server. Other clients send no `Origin`.
+        """
+        if scope["type"] != "websocket" or "*" in self._allowed_origins:
+            return False
+        hosts = _values(scope, b"host")
+        return any(
+            origin.partition(b"://")[2] not in hosts
+            and origin.decode("latin-1") not in self._allowed_origins
+            for origin in _values(scope, b"origin")
+        )
 
     def _admin_refusal(self, scope: Scope) -> _Refusal | None:
         if self._keys.admin.is_empty:

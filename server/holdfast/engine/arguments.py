@@ -201,6 +201,9 @@ def _forget_keys(namespace: argparse.Namespace) -> None:
             setattr(namespace, flag.destination, None)
 
 
+_READ_ABOVE = frozenset({"log_level", "allowed_origins"})
+
+
 def _read_by_both(
     namespace: argparse.Namespace, settings: Settings
 ) -> Iterator[tuple[str, Any, Any]]:
@@ -229,8 +232,9 @@ def _read_by_both(
     level: str = getattr(namespace, "log_level", listen.log_level)
     yield "--log-level", level.lower(), listen.log_level
     yield "--api-key", tuple(namespace.api_key or listen.api_keys), listen.api_keys
+    yield "--allowed-origins", tuple(namespace.allowed_origins), listen.allowed_origins
     for member in fields(listen):
-        if hasattr(namespace, member.name) and member.name != "log_level":
+        if hasattr(namespace, member.name) and member.name not in _READ_ABOVE:
             name = "--" + member.name.replace("_", "-")
             # A flag that is not given is None in vLLM's and empty in ours.
             yield name, getattr(namespace, member.name) or "", getattr(listen, member.name) or ""

@@ -74,6 +74,7 @@ class ListenSettings:
     is_tls_refreshed: bool = False
     root_path: str = ""
     """It does not end in a slash."""
+    allowed_origins: tuple[str, ...] = ()
     uvicorn_log_level: str = "info"
     has_access_log: bool = True
     unlogged_paths: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 
 from holdfast.errors import UsageError
@@ -26,6 +27,7 @@ def add_listener_flags(parser: argparse.ArgumentParser) -> None:
     listener.add_argument("--ssl-cert-reqs", type=int, choices=(0, 1, 2), default=0)
     listener.add_argument("--enable-ssl-refresh", action=argparse.BooleanOptionalAction)
     listener.add_argument("--root-path", default="")
+    listener.add_argument("--allowed-origins", type=_origins, default=())
     listener.add_argument("--uvicorn-log-level", choices=(*LOG_LEVELS, "trace"), default="info")
     listener.add_argument("--disable-uvicorn-access-log", action="store_true")
     listener.add_argument("--disable-access-log-for-endpoints", default="")
@@ -40,6 +42,17 @@ def no_nul(text: str) -> str:
     if "\0" in text:
         raise argparse.ArgumentTypeError("it contains a NUL")
     return text
+
+
+def _origins(text: str) -> tuple[str, ...]:
+    """Parse a JSON array of origins, as vLLM does; an ArgumentTypeError if it is something else."""
+    try:
+        origins = json.loads(text)
+    except (ValueError, RecursionError):
+        origins = None
+    if not isinstance(origins, list) or not all(isinstance(one, str) for one in origins):
+        raise argparse.ArgumentTypeError("it is not a JSON array of strings")
+    return tuple(origins)
 
 
 def listen_settings(
@@ -74,6 +87,7 @@ def listen_settings(
         ssl_ciphers=namespace.ssl_ciphers,
         is_tls_refreshed=bool(namespace.enable_ssl_refresh),
         root_path=namespace.root_path.rstrip("/"),
+        allowed_origins=namespace.allowed_origins,
         uvicorn_log_level=namespace.uvicorn_log_level,
         log_level=namespace.log_level,
         has_access_log=not namespace.disable_uvicorn_access_log,
