@@ -3,17 +3,20 @@
 vLLM's parsers run on the event loop (0.32). Many take time quadratic in an answer's length or
 worse, and clients decide what a model says: 60,000 repetitions of `[f(` take some parsers minutes.
 A thread would not help, because regular expressions hold the interpreter's lock. They do check for
-signals, so a CPU timer can end a search with an error.
+signals, so a CPU timer can end a search with an error. Only the main thread handles signals, so
+searches of other threads (`/derender`) run there too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from http import HTTPStatus
 from itertools import groupby
 from types import FrameType
@@ -126,15 +129,15 @@ def _bounded(parser: Any, timer: _SearchTimer) -> Any:
         _characters = 0
 
         def parse(self, model_output: str, *arguments: Any, **options: Any) -> Any:
-            with timer.limited(len(model_output)):
-                return super().parse(model_output, *arguments, **options)
+            search = partial(super().parse, model_output, *arguments, **options)
+            return timer.run(search, len(model_output))
 
         def parse_delta(self, delta_text: str, *arguments: Any, **options: Any) -> Any:
             self._characters += len(delta_text)
             if self._characters <= FREE_CHARACTERS:
                 return super().parse_delta(delta_text, *arguments, **options)
-            with timer.limited(self._characters):
-                return super().parse_delta(delta_text, *arguments, **options)
+            search = partial(super().parse_delta, delta_text, *arguments, **options)
+            return timer.run(search, self._characters)
 
     Bounded.__name__, Bounded.__qualname__ = parser.__name__, parser.__qualname__
     return Bounded
@@ -150,21 +153,36 @@ class _SearchTimer:
     def __init__(self) -> None:
         self._ends_seconds: float | None = None
         """A CPU time of the thread; None while no search runs."""
-        self._is_able = threading.current_thread() is threading.main_thread()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop of the main thread, if one runs there."""
+        self._is_able = _is_main_thread()
         if self._is_able:
+            with suppress(RuntimeError):
+                self._loop = asyncio.get_running_loop()
             # It stays: without a handler, a late signal would end the process.
             signal.signal(signal.SIGVTALRM, self._expire)
             signal.siginterrupt(signal.SIGVTALRM, False)
 
-    @contextmanager
-    def limited(self, characters: int) -> Iterator[None]:
-        """Limit the search of a text of this length while entered.
+    def run(self, search: Callable[[], Any], characters: int) -> Any:
+        """Return what a limited search of a text of this length finds; any thread may call it.
 
         Raises:
             GenerationError: the search took too long.
         """
-        is_main = threading.current_thread() is threading.main_thread()
-        if not (self._is_able and is_main and characters > FREE_CHARACTERS) or self._ends_seconds:
+        if self._loop is None or characters <= FREE_CHARACTERS or _is_main_thread():
+            with self._limited(characters):
+                return search()
+        found = asyncio.run_coroutine_threadsafe(self._run(search, characters), self._loop)
+        return found.result()
+
+    async def _run(self, search: Callable[[], Any], characters: int) -> Any:
+        with self._limited(characters):
+            return search()
+
+    @contextmanager
+    def _limited(self, characters: int) -> Iterator[None]:
+        is_able = self._is_able and _is_main_thread()
+        if not (is_able and characters > FREE_CHARACTERS) or self._ends_seconds:
             yield
             return
         limit_seconds = LIMIT_SECONDS + characters * SECONDS_PER_CHARACTER
@@ -190,6 +208,10 @@ class _SearchTimer:
         is_over = self._ends_seconds is not None and time.thread_time() >= self._ends_seconds
         if is_over and _is_interruptible(frame):
             raise _SearchTimeout
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _is_interruptible(frame: FrameType | None) -> bool:
