@@ -9,12 +9,13 @@ from typing import Any
 import httpx
 import pytest
 from starlette.requests import Request
+from vllm.entrypoints.generate.structured_decisions import serving as decisions
 from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
 from vllm.exceptions import VLLMValidationError
 
 from holdfast.engine.arguments import make_arg_parser
 from holdfast.patches.front_end import accept_nulls
-from holdfast.patches.request_bodies import bound_inputs, refuse_wrong_bodies
+from holdfast.patches.request_bodies import bound_inputs, bound_options, refuse_wrong_bodies
 from holdfast.request_context import REQUEST, RequestContext
 
 DEADLINE_SECONDS = 60
@@ -139,3 +140,44 @@ def test_inputs_are_counted_before_a_job_is_made_for_each(
         asyncio.run(ask())
         assert context.prompts == prompts
     assert len(pooling) == (prompts is not None)
+
+
+LIMITS = {"max_questions": 64, "max_options": 26, "labeled": True}
+
+
+def _questions(kind: str, criteria: Any) -> Any:
+    spec = SimpleNamespace(type=kind, instructions="", criteria=criteria, model_extra=None)
+    return SimpleNamespace(questions={"q": spec})
+
+
+class Unread:
+    """A level or a name whose text nobody may ask for."""
+
+    def __str__(self) -> str:
+        raise AssertionError("an option was made of it")
+
+
+@pytest.mark.parametrize(
+    ("kind", "criteria"),
+    [
+        ("score", [Unread()] * 27),
+        ("choice", {Unread(): None for _ in range(27)}),
+        ("noul", {Unread(): None for _ in range(27)}),
+    ],
+)
+def test_options_are_counted_before_they_are_made(kind: str, criteria: Any) -> None:
+    """A body may have millions of them."""
+    bound_options()
+    bound_options()
+    with pytest.raises(decisions.StructuredDecisionError, match="at most 26 options"):
+        decisions.parse_questions(_questions(kind, criteria), SimpleNamespace(**LIMITS))
+
+
+def test_a_question_with_few_options_is_asked() -> None:
+    """As by vLLM itself, and with its own limit for a kind of question."""
+    bound_options()
+    few = _questions("choice", {"a": None, "b": "c"})
+    [question] = decisions.parse_questions(few, SimpleNamespace(**LIMITS))
+    assert [one.name for one in question.options] == ["a", "b"]
+    with pytest.raises(decisions.StructuredDecisionError, match="at most 10 options"):
+        decisions.parse_questions(_questions("score", [*range(11)]), SimpleNamespace(**LIMITS))

@@ -46,6 +46,8 @@ READ_IN_BOTH = {
     "_convert_generation_error_to_streaming_response": "the same JSON, from the error itself",
     f"{_RESPONSES}.responses_background_stream_generator": "one more last event; ours needs none",
     f"{_RESPONSES}.responses_stream_generator": "one more last event, which ours passes on",
+    "vllm.entrypoints.generate.structured_decisions.serving:build_question": "one more option, "
+    "which ours passes on",
     "vllm.entrypoints.openai.responses.protocol:ResponsesResponse.from_request": "more fields",
     f"{_CONNECTION}.async_get_bytes": "is given a budget, which ours charges",
     f"{_CONNECTION}.get_bytes": "as above",

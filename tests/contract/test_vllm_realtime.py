@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.websockets import WebSocketDisconnect
 from vllm.entrypoints.speech_to_text.realtime.connection import RealtimeConnection
 from vllm.sampling_params import SamplingParams
 
 from holdfast.engine.media import realtime
-from holdfast.engine.media.realtime import CLIPS_OF_ALL, bound_realtime_audio
+from holdfast.engine.media.realtime import (
+    CLIPS_OF_ALL,
+    LEAST_SAMPLES,
+    bound_realtime_audio,
+    report_wrong_events,
+)
 from holdfast.engine.proxy import EngineProxy
 from holdfast.request_context import REQUEST, RequestContext
 from scripted_capacity import ScriptedCapacity, ScriptedSession
@@ -23,19 +30,29 @@ SAMPLES = 1024**2
 
 
 class Client:
-    """A WebSocket whose client appends half a megasample at a time."""
+    """A WebSocket whose client says what it is given, and leaves."""
 
-    def __init__(self) -> None:
+    def __init__(self, says: Iterable[str] = ()) -> None:
         self.told: list[Any] = []
+        self._says = iter(says)
+
+    async def accept(self) -> None:
+        """Its handshake is done."""
+
+    async def receive_text(self) -> str:
+        """What it says next."""
+        for text in self._says:
+            return text
+        raise WebSocketDisconnect
 
     async def send_text(self, text: str) -> None:
         """What vLLM answers."""
         self.told.append(json.loads(text))
 
 
-def append() -> dict[str, str]:
+def append(samples: int = SAMPLES // 2) -> dict[str, str]:
     """An event with sound."""
-    sound = base64.b64encode(bytes(SAMPLES))  # two bytes for each
+    sound = base64.b64encode(bytes(2 * samples))
     return {"type": "input_audio_buffer.append", "audio": sound.decode()}
 
 
@@ -57,6 +74,43 @@ def test_sound_that_nobody_hears_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         return kept, refused, connection.audio_queue.qsize()
 
     assert asyncio.run(scene()) == (2, 3, 0)
+
+
+def test_many_short_sounds_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is an array, however few samples it has; and the end of the sound is kept once."""
+    monkeypatch.setenv("VLLM_MAX_AUDIO_CLIP_FILESIZE_MB", "1")
+    bound_realtime_audio()
+
+    async def scene() -> tuple[int, int, int]:
+        connection = RealtimeConnection(Client(), None)
+        connection._is_model_validated = True
+        await connection.handle_event(append(SAMPLES - 2 * LEAST_SAMPLES))
+        for _ in range(5):
+            await connection.handle_event(append(1))
+        kept = connection.audio_queue.qsize()
+        for _ in range(5):
+            await connection.handle_event({"type": "input_audio_buffer.commit", "final": True})
+        ended = connection.audio_queue.qsize()
+        await connection.cleanup()
+        return kept, ended, connection.audio_queue.qsize()
+
+    assert asyncio.run(scene()) == (3, 4, 0)
+
+
+@pytest.mark.parametrize(
+    "message", ["[]", "7", "null", '{"type": "input_audio_buffer.append"}', "no JSON"]
+)
+def test_a_wrong_event_is_told_and_not_logged(
+    message: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that sends them all day would fill the log with tracebacks."""
+    monkeypatch.setattr("vllm.entrypoints.speech_to_text.realtime.connection.logger", logging.root)
+    report_wrong_events()
+    report_wrong_events()
+    client = Client([message])
+    asyncio.run(RealtimeConnection(client, None).handle_connection())
+    assert [one["type"] for one in client.told] == ["session.created", "error"]
+    assert caplog.records == []
 
 
 def test_the_sound_of_all_clients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,12 @@ from vllm.entrypoints.launchers.app import build_app
 from holdfast.engine.arrivals import safe_request_id
 from holdfast.engine.grammars.requests import check_format, check_in_workers
 from holdfast.engine.media.limits import guard_media
-from holdfast.engine.media.realtime import bound_realtime_audio
+from holdfast.engine.media.realtime import bound_realtime_audio, report_wrong_events
 from holdfast.engine.proxy import EngineProxy
 from holdfast.engine.sequence_queue import max_sequences, running_at_once
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.patches import fits, front_end
+from holdfast.patches.adapters import bound_adapter_names
 from holdfast.patches.answer_parsing import bound_answer_parsers
 from holdfast.patches.beam_search import mark_beam_searches
 from holdfast.patches.broken_responses import tell_broken_responses
@@ -36,6 +37,7 @@ from holdfast.patches.parameters import (
 from holdfast.patches.pooling import share_rendering
 from holdfast.patches.request_bodies import (
     bound_inputs,
+    bound_options,
     bound_prompts,
     refuse_wrong_bodies,
     stop_at_first_error,
@@ -69,10 +71,13 @@ async def openai_app(
     tell_broken_responses()
     guard_media(arguments.allowed_media_domains)
     bound_realtime_audio()
+    report_wrong_events()
+    bound_adapter_names()
     bound_tokenizer(proxy.renderer)
     most_sequences = max_sequences(running_at_once(proxy.vllm_config))
     bound_prompts(proxy.renderer, most_sequences)
     bound_inputs(most_sequences)
+    bound_options()
     bound_batches(most_sequences)
     bound_parameters()
     bound_request_ids(safe_request_id)

@@ -19,6 +19,7 @@ _GENERATE = "vllm.entrypoints.generate.base.serving:GenerateBaseServing"
 _BEAMS = "vllm.entrypoints.generate.beam_search.online"
 _RESPONSES = "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses"
 _REALTIME = "vllm.entrypoints.speech_to_text.realtime.connection:RealtimeConnection"
+_MODELS = "vllm.entrypoints.openai.models.serving:OpenAIServingModels"
 _MESSAGES = "vllm.renderers.chat_utils"
 _PART = "_parse_chat_message_content_part"
 _LOGGERS = "vllm.v1.metrics.loggers"
@@ -189,6 +190,23 @@ PATCHES: tuple[Patch, ...] = (
         "460,000 inputs of embeddings keep the thread that renders all prompts busy for minutes",
     ),
     Patch(
+        "patches.request_bodies.bound_options",
+        "front end",
+        ("vllm.entrypoints.generate.structured_decisions.serving:build_question",),
+        "4 million levels of a score keep the event loop busy for seconds before they are refused",
+    ),
+    Patch(
+        "patches.adapters.bound_adapter_names",
+        "front end",
+        (
+            f"{_MODELS}.__init__",
+            f"{_MODELS}.lora_resolver_lock",
+            f"{_MODELS}.resolve_lora",
+        ),
+        "each unknown name of a model, of up to 32 MB, stays in memory, and one such as `../x` is "
+        "looked for outside of the adapters' directory",
+    ),
+    Patch(
         "patches.pooling.share_rendering",
         "front end",
         ("vllm.entrypoints.pooling.base.serving:PoolingBaseServing._preprocessing",),
@@ -232,6 +250,12 @@ PATCHES: tuple[Patch, ...] = (
         (f"{_REALTIME}.__init__", f"{_REALTIME}.cleanup"),
         "a WebSocket that appends audio and never commits takes all memory",
         upstream=f"{_ISSUE}48130",
+    ),
+    Patch(
+        "engine.media.realtime.report_wrong_events",
+        "front end",
+        (f"{_REALTIME}.handle_event",),
+        "a message of 2 bytes that is not an event writes a traceback of 1 KB to the log",
     ),
     Patch(
         "engine.grammars.requests.check_in_workers",

@@ -22,6 +22,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic_core import core_schema
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from vllm.entrypoints.generate.structured_decisions import serving as decisions
 from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import VLLMValidationError
@@ -166,6 +167,25 @@ def _prompts_in(value: Any) -> int:
         return 0
     is_chat = isinstance(value[0], Mapping) and "role" in value[0]
     return 1 if is_chat else len(value)
+
+
+def bound_options() -> None:
+    """Count the options of a question before vLLM makes them; again changes nothing.
+
+    vLLM 0.32 makes millions for one body of `/v1/systemone` before it refuses more than 26.
+    """
+    as_vllm = original(decisions, "build_question")
+
+    def build_question(
+        qid: str, kind: str, instructions: Any, criteria: Any, most: int, **others: Any
+    ) -> Any:
+        if isinstance(criteria, list | dict) and len(criteria) > most:
+            raise decisions.StructuredDecisionError(
+                f"question {qid!r}: at most {most} options for this model"
+            )
+        return as_vllm(qid, kind, instructions, criteria, most, **others)
+
+    replace(decisions, "build_question", build_question)
 
 
 _MARK = "holdfast_most_prompts"

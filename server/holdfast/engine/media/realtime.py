@@ -2,7 +2,8 @@
 
 vLLM 0.32 keeps what a client appends until the model has processed it, without a bound: a WebSocket
 that appends and never commits would take all memory. Nor does it end a transcription that gets no
-more audio, so here such a one lends its capacity to other requests.
+more audio, so here such a one lends its capacity to other requests. It logs a traceback for each
+event that it cannot read, which a client may send as often as it likes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+from pydantic import ValidationError
 from vllm.entrypoints.speech_to_text.realtime.connection import RealtimeConnection
 
 from holdfast.engine.vllm_errors import capacity_lent
@@ -19,6 +21,8 @@ from holdfast.request_context import current_request
 
 CLIPS_OF_ALL = 8
 """All clients together may have as much audio waiting as this many of the longest clips."""
+LEAST_SAMPLES = 64
+"""What a piece of audio counts at least: an array takes as much memory as this many samples."""
 PATIENCE_SECONDS = 2.0
 """How long a transcription waits for more audio before it lends its capacity. Clients send audio
 every tenth of a second, and a speaker's pause is shorter."""
@@ -46,6 +50,25 @@ def bound_realtime_audio() -> None:
 
     replace(RealtimeConnection, "__init__", begin)
     replace(RealtimeConnection, "cleanup", end)
+
+
+def report_wrong_events() -> None:
+    """Tell the client about an event that cannot be read, and do not log it.
+
+    A second call changes nothing.
+    """
+    handle_as_vllm = original(RealtimeConnection, "handle_event")
+
+    async def handle(self: Any, event: Any) -> None:
+        if not isinstance(event, dict):
+            await self.send_error("An event must be an object", "invalid_event")
+            return
+        try:
+            await handle_as_vllm(self, event)
+        except ValidationError:
+            await self.send_error("A field of the event is missing or wrong", "invalid_event")
+
+    replace(RealtimeConnection, "handle_event", handle)
 
 
 class _AudioBudget:
@@ -76,9 +99,13 @@ class _AudioQueue(asyncio.Queue[Any]):
         self._key = current_request().key
         self._most_samples = most_samples
         self._samples = 0
+        self._is_ended = False
+        """Whether the latest item was None."""
 
     def put_nowait(self, item: Any) -> None:
         """Keep an item; ValueError, which vLLM reports to the client, if it is too much."""
+        if item is None and self._is_ended and not self.empty():
+            return  # vLLM stops at the None that waits
         samples = _samples_of(item)
         if self._samples + samples > self._most_samples:
             raise ValueError(
@@ -87,6 +114,7 @@ class _AudioQueue(asyncio.Queue[Any]):
         if samples and not self._budget.try_take(self._key, samples, self._most_samples):
             raise ValueError("too much audio from all clients is waiting to be processed")
         self._samples += samples
+        self._is_ended = item is None
         super().put_nowait(item)
 
     async def get(self) -> Any:
@@ -116,4 +144,4 @@ class _AudioQueue(asyncio.Queue[Any]):
 
 
 def _samples_of(item: Any) -> int:
-    return 0 if item is None else len(item)
+    return 0 if item is None else max(len(item), LEAST_SAMPLES)
