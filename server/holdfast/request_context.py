@@ -177,15 +177,15 @@ class RequestContext:
                 await self.capacity.acquire()
 
     def release_if_done(self) -> None:
-        """Give its capacity to others if the engine has nothing of it, and no beam search goes on.
+        """Give its capacity to others if the engine has nothing of it and no beam search runs.
 
-        Between two tokens of a beam search, others would get the capacity for whole answers.
+        Between two tokens of a beam search, others would take the capacity for whole answers.
         """
         if not (self.sequences or self.beam_searches):
             self.engine_is_done()
 
     async def regain_capacity(self) -> None:
-        """Wait for capacity if the engine was done with it, and gets more of it.
+        """Wait for capacity if the engine was done with the request, and is to get more of it.
 
         Raises:
             NotReadyError, OverloadedError: there is none, see `HeldCapacity.acquire`.

@@ -16,7 +16,7 @@ from holdfast.request_context import current_request
 
 
 def mark_beam_searches() -> None:
-    """Tell the request which runs a beam search when it begins and ends; again changes nothing."""
+    """Tell a request when each of its beam searches begins and ends; again changes nothing."""
     as_vllm = original(BeamSearchOnlineMixin, "beam_search")
 
     async def beam_search(self: Any, *args: Any, **options: Any) -> AsyncGenerator[Any, None]:
