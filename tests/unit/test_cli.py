@@ -217,11 +217,20 @@ def test_a_model_in_the_file_is_checked(tmp_path: Path) -> None:
         ('learned-dir: "a\\0b"', "--learned-dir"),
         ('uds: "a\\0b"', "--uds"),
         ("headless: true", "--headless"),
+        ("ui: on", 'quote it, for example ui: "on"'),
+        ("continue_streams: on", 'continue_streams: "on"'),
+        ("host-memory-guard: yes", 'host-memory-guard: "on"'),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, content: str | bytes, named: str) -> None:
     """The line says what is wrong with it."""
     assert named in refused("--demo", "--config", config(tmp_path, content))
+
+
+def test_keys_at_the_end_of_a_file_do_not_take_the_model(tmp_path: Path) -> None:
+    """Where the model comes first, the flags of the file come after it."""
+    file = config(tmp_path, "port: 7\napi-key: [a, b]\n")
+    assert parse_serve(["model", "--config", file], NO_VARIABLES).listen.api_keys == ("a", "b")
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -93,6 +93,23 @@ def test_a_document_keeps_what_is_not_secret() -> None:
     assert json.loads(found) == {"kv_connector": "x", "extra": [{"access-key": "***", "port": 1}]}
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "kv-transfer-config: {extra: {access-key: hush, since: 2026-11-23}}",
+        "kv-transfer-config: {access-key: hush, 2026-11-23: x}",
+        "x: [{access-key: hush}]",
+    ],
+)
+def test_a_nested_value_of_the_file_is_a_document(tmp_path: Path, content: str) -> None:
+    """Whatever YAML has in it: vLLM takes it as JSON, and what is secret in it is masked."""
+    path = tmp_path / "flags.yaml"
+    path.write_text(content)
+    found = configured("--config", str(path))
+    assert HUSH not in repr(found)
+    assert '"access-key": "***"' in " ".join(found.flags)
+
+
 def test_the_path_of_a_key_file_is_not_secret() -> None:
     """It tells an operator where to look."""
     assert list(without_secrets(["--api-key-file", "/keys"])) == ["--api-key-file", "/keys"]

@@ -5,6 +5,7 @@ A file may contain keys, which no error quotes, and may expand to more than the 
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,8 +34,12 @@ def with_two_token_config(arguments: Sequence[str]) -> list[str]:
 
 
 def with_file(given: Sequence[str]) -> list[str]:
-    """Return the flags of the `--config` file, then those of the command line, normalised."""
-    return _normalised([*_file_arguments(given), *given])
+    """Return the flags of the `--config` file, then those of the command line, normalised.
+
+    A model that comes first stays there, as in vLLM: the last flag of the file could take it.
+    """
+    leading = 1 if given and not given[0].startswith("-") else 0
+    return _normalised([*given[:leading], *_file_arguments(given), *given[leading:]])
 
 
 def _normalised(arguments: Sequence[str]) -> list[str]:
@@ -65,18 +70,24 @@ def _file_arguments(arguments: Sequence[str]) -> list[str]:
 def _flag_of_file(path: Path, name: str, value: Any) -> list[str]:
     flag = f"--{name}"
     if isinstance(value, list):
-        return [flag, *map(str, value)] if value else []
-    if value is True:
-        return [flag]
-    if value is False or value is None:
+        return [flag, *map(_argument, value)] if value else []
+    if value is None or isinstance(value, bool):
         if flag.replace("_", "-") in {ours.name for ours in flags() if not ours.is_switch}:
-            # YAML reads `off` and `no` as false; vLLM would drop false and take None for a name.
+            # YAML reads `on` as true, `off` and `no` as false. vLLM would take true for a switch,
+            # drop false, and take None for a name.
             raise UsageError(
                 f"--config: {path}: {name}: YAML read this as {value}.",
-                remedy=f'quote it, for example {name}: "off".',
+                remedy=f'quote it, for example {name}: "{"on" if value else "off"}".',
             )
-        return []
-    return [f"{flag}={value}"]
+        return [flag] if value else []
+    return [f"{flag}={_argument(value)}"]
+
+
+def _argument(value: Any) -> str:
+    """Return a value of the file as an argument; a mapping is JSON, as in vLLM."""
+    if isinstance(value, dict):
+        return json.dumps(value, default=str, skipkeys=True)
+    return str(value)
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
