@@ -23,7 +23,7 @@ from holdfast.planning import take_plan_flags
 from holdfast.processes import imports
 from holdfast.settings import ListenSettings, Settings, add_flags, read_groups
 from holdfast.settings.flag import Parser, command_parser
-from holdfast.settings.listen_flags import add_listener_flags, listen_settings, take_h11_limits
+from holdfast.settings.listen_flags import add_listener_flags, listen_settings, take_aliases
 from holdfast.settings.node_flags import add_node_flags, refuse_misfits
 from holdfast.settings.yaml_files import with_file, with_two_token_config
 
@@ -127,7 +127,7 @@ def parse_serve(
     unsupported.refuse_unsupported(namespace, environment)
     if needs_model and not namespace.node_rank:
         _check_model(given, namespace, others)
-    take_h11_limits(namespace)
+    take_aliases(namespace)
     groups = read_groups(namespace, environment)
     refuse_misfits(namespace, groups["nodes"])
     return Settings(

@@ -118,6 +118,22 @@ def test_whole_flags_are_understood_alike() -> None:
     assert namespace.shutdown_timeout == 45
 
 
+def test_aliases_are_understood_alike() -> None:
+    """vLLM's parser gives them defaults, and ours none."""
+    from holdfast.engine.arguments import parse
+
+    headers = ("--h11-max-header-count=7", "--h11_max_incomplete_event_size", "4096")
+    settings = parse_serve(["model", *headers, "--shutdown-timeout=7"], {})
+    assert (settings.limits.max_headers, settings.limits.max_header_bytes) == (7, 4096)
+    assert parse(settings).shutdown_timeout == 7
+
+
+@pytest.mark.parametrize("alias", ["--shutdown-time=7", "--h11-max-header-c=7"])
+def test_an_abbreviated_alias_is_refused(alias: str) -> None:
+    """As the flag is that it stands for."""
+    assert "is abbreviated" in refused("model", alias)
+
+
 PLUGINS = {
     "tool": """
 from vllm.tool_parsers import ToolParser, ToolParserManager

@@ -434,6 +434,16 @@ def test_vllms_limits_of_headers_are_ours() -> None:
     assert parse_serve([*given, "--max-headers=8"], {}).limits.max_headers == 8
 
 
+def test_vllms_shutdown_timeout_is_the_drain() -> None:
+    """It means the same; our flag overrides it, and both override the variable."""
+    variables = {"HOLDFAST_DRAIN_TIMEOUT": "9"}
+    for more, seconds in (((), 9), (("--shutdown-timeout=7",), 7)):
+        found = parse_serve(["--demo", *more], variables)
+        assert found.supervision.drain_timeout_seconds == seconds
+    both = read("--shutdown_timeout", "7", "--drain-timeout=8")
+    assert both.supervision.drain_timeout_seconds == 8
+
+
 def test_vllms_keep_alive_is_the_default_of_ours() -> None:
     """A variable that is not a time is refused by name."""
     assert parse_serve(["--demo"], {}).listen.keep_alive_seconds == 5

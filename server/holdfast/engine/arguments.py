@@ -22,6 +22,7 @@ from holdfast.engine import model_files, unsupported
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.errors import UsageError
 from holdfast.settings import Settings
+from holdfast.settings.listen_flags import ALIASES, take_aliases
 
 try:
     from vllm.entrypoints.launchers import cli_args
@@ -61,7 +62,10 @@ def parse(settings: Settings) -> argparse.Namespace:
     """
     _choose_start_method()
     with usage_errors():
-        namespace: argparse.Namespace = _parser().parse_args(list(settings.vllm_arguments))
+        parser = _parser()
+        parser.set_defaults(**dict.fromkeys(ALIASES.values()))  # else none seems to be absent
+        namespace: argparse.Namespace = parser.parse_args(list(settings.vllm_arguments))
+    take_aliases(namespace)
     if namespace.root_path:  # vLLM finds no route below one that ends in a slash
         namespace.root_path = namespace.root_path.rstrip("/")
     unsupported.refuse_unsupported(namespace, os.environ)

@@ -12,6 +12,12 @@ from holdfast.settings.flag import key, seconds
 from holdfast.settings.node_flags import FOLLOWER_PORT
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+ALIASES = {
+    "drain_timeout": "shutdown_timeout",
+    "max_headers": "h11_max_header_count",
+    "max_header_size": "h11_max_incomplete_event_size",
+}
+"""Our flags, and vLLM's flags that set the same. vLLM applies those of h11 to h11 only."""
 
 
 def add_listener_flags(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +38,8 @@ def add_listener_flags(parser: argparse.ArgumentParser) -> None:
     listener.add_argument("--disable-uvicorn-access-log", action="store_true")
     listener.add_argument("--disable-access-log-for-endpoints", default="")
     listener.add_argument("--api-key", nargs="*")
-    for name in ("max-incomplete-event-size", "max-header-count"):
-        listener.add_argument(f"--h11-{name}", help=argparse.SUPPRESS)
+    for name in ALIASES.values():
+        listener.add_argument(f"--{name.replace('_', '-')}", help=argparse.SUPPRESS)
     listener.add_argument("--log-level", type=str.lower, choices=LOG_LEVELS, default="info")
 
 
@@ -99,12 +105,12 @@ def listen_settings(
     )
 
 
-def take_h11_limits(namespace: argparse.Namespace) -> None:
-    """Treat vLLM's limits of headers, which it applies to h11 only, as aliases of ours."""
-    if namespace.max_headers is None:
-        namespace.max_headers = namespace.h11_max_header_count
-    if namespace.max_header_size is None:
-        namespace.max_header_size = namespace.h11_max_incomplete_event_size
+def take_aliases(namespace: argparse.Namespace) -> None:
+    """Give each flag of ours that is absent the value of its alias, if that was given."""
+    for ours, theirs in ALIASES.items():
+        value = getattr(namespace, theirs)
+        if getattr(namespace, ours) is None and value is not None:
+            setattr(namespace, ours, str(value))
 
 
 def _keep_alive_seconds(environment: Mapping[str, str]) -> float:
