@@ -134,6 +134,17 @@ def test_an_abbreviated_alias_is_refused(alias: str) -> None:
     assert "is abbreviated" in refused("model", alias)
 
 
+def test_a_demo_model_that_cannot_be_kept_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk is full, a home cannot be written, or a file is in its place."""
+    (tmp_path / "cache").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    line = refused("--demo")
+    assert f"cannot be kept in {tmp_path}/cache/holdfast/models: Not a directory." in line
+    assert "XDG_CACHE_HOME" in line
+
+
 PLUGINS = {
     "tool": """
 from vllm.tool_parsers import ToolParser, ToolParserManager

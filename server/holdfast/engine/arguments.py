@@ -20,7 +20,7 @@ from holdfast import settings as ours
 from holdfast.demo.files import demo_directory, ensure_demo_model
 from holdfast.engine import model_files, unsupported
 from holdfast.engine.vllm_errors import usage_errors
-from holdfast.errors import UsageError
+from holdfast.errors import UsageError, reason_of
 from holdfast.settings import Settings
 from holdfast.settings.listen_flags import ALIASES, take_aliases
 
@@ -253,4 +253,11 @@ def _model(namespace: argparse.Namespace, *, is_demo: bool) -> str:
         return str(named)
     if not is_demo:
         raise unsupported.no_model()
-    return str(ensure_demo_model(demo_directory()))
+    directory = demo_directory()
+    try:
+        return str(ensure_demo_model(directory))
+    except OSError as error:
+        raise UsageError(
+            f"the demo model cannot be kept in {directory}: {reason_of(error)}.",
+            remedy="make room there, or set XDG_CACHE_HOME to a directory that is writable.",
+        ) from error
