@@ -160,7 +160,9 @@ def _free_bytes(path: Path) -> int:
 
 def _directory(path: Path) -> Directory:
     resolved = path.absolute()
-    existing = next(above for above in [resolved, *resolved.parents] if above.exists())
+    # `Path.exists` raises an error below a directory that this user may not enter.
+    places = [resolved, *resolved.parents]
+    existing = next(above for above in places if os.path.exists(above))  # noqa: PTH110 - as above
     mounts = [
         (part.mountpoint, part.fstype)
         for part in psutil.disk_partitions(all=True)

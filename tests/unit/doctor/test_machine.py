@@ -58,6 +58,13 @@ def test_this_machine_is_read(tmp_path: Path) -> None:
     assert directory.is_writable
 
 
+def test_a_place_that_cannot_be_looked_at_is_not_writable(tmp_path: Path) -> None:
+    """As below a directory that this user may not enter, or where a name is too long."""
+    directory = read_machine({}, tmp_path / ("s" * 300) / "state").state_directory
+    assert directory is not None
+    assert tmp_path.is_relative_to(directory.mount_point)
+
+
 def test_a_directory_is_found_on_the_mount_that_it_would_be_made_on() -> None:
     """It need not exist; without one there is nothing to look for."""
     directory = read_machine({}, Path("/proc/holdfast")).state_directory
