@@ -155,10 +155,10 @@ def directory_lock(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def open_lock(directory: Path) -> int:
+def open_lock(directory: Path, name: str = LOCK_FILE) -> int:
     """Open what the processes that share a directory lock, and return its descriptor.
 
-    It is a file in the directory, or the directory itself if there can be none.
+    It is the file `name` in the directory, or the directory itself if there can be none.
 
     Raises:
         OSError: the directory cannot be opened.
@@ -166,7 +166,7 @@ def open_lock(directory: Path) -> int:
     # NFS grants an exclusive lock only on what is open for writing, which no directory is.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with suppress(OSError):
-        return os.open(directory / LOCK_FILE, flags, 0o600)
+        return os.open(directory / name, flags, 0o600)
     return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 

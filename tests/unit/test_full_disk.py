@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.api.usage_files import usage_kept
-from holdfast.atomic_files import LOCK_FILE
+from holdfast.api.usage_files import LOCK_FILE, usage_kept
 from holdfast.telemetry.key_usage import KeyUsage
 from holdfast.worker import crash_records
 from holdfast.worker.crash_records import read_causes, record_causes

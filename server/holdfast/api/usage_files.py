@@ -32,6 +32,8 @@ END_SECONDS = 5.0
 """How long the end of the server waits for the last write."""
 KEPT_FILES = 400
 """A year and a month."""
+LOCK_FILE = ".usage-lock"
+"""Locked as long as the server runs; others use that of `atomic_files`, briefly."""
 MAX_FILE_BYTES = 64 * 1024 * 1024
 
 _EPOCH = date(1970, 1, 1)
@@ -138,7 +140,7 @@ def _owned(directory: Path) -> Iterator[None]:
     """Make the directory, and lock it while entered, if its file system has locks."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = open_lock(directory)
+        descriptor = open_lock(directory, LOCK_FILE)
     except OSError as error:
         raise _refusal(directory, error) from None
     try:

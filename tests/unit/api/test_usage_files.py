@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -12,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.api import usage_files
-from holdfast.api.usage_files import KEPT_FILES, usage_file, usage_kept
-from holdfast.atomic_files import LOCK_FILE
+from holdfast.api.usage_files import KEPT_FILES, LOCK_FILE, usage_file, usage_kept
+from holdfast.atomic_files import open_lock
 from holdfast.errors import UsageError
 from holdfast.telemetry.key_usage import DAY_SECONDS, KeyUsage, Used
 from stub_engine import FakeClock
@@ -210,6 +212,16 @@ def test_two_servers_do_not_write_to_one_directory(tmp_path: Path) -> None:
         pass
     with usage_kept(KeyUsage(), tmp_path):
         pass
+
+
+def test_a_directory_can_be_that_of_what_was_learned_too(tmp_path: Path) -> None:
+    """What is learned is written under a lock, for which it would wait here."""
+    with usage_kept(KeyUsage(), tmp_path):
+        lock = open_lock(tmp_path)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(lock)
 
 
 KILLED = """
