@@ -7,16 +7,19 @@ import logging
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from holdfast.cli import parse_serve
 from holdfast.demo.files import ensure_demo_model
-from holdfast.errors import EngineStartError, UsageError
+from holdfast.errors import EngineStartError, HoldfastError, UsageError
 from holdfast.lifecycle.states import State
 from holdfast.processes.environment import NativeVariables
 
@@ -223,6 +226,107 @@ def test_no_flag_of_vllm_is_taken_for_one_of_ours() -> None:
     assert len(theirs) > 200
     ours = {flag.name for flag in settings.flags()}
     unsupported.refuse_mistyped(flag for flag in theirs if flag not in ours)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hidden_size": "wide"},
+        {"num_attention_heads": 0},
+        {"rope_parameters": "default"},
+        {"max_position_embeddings": "long"},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_wrong_value_in_the_configuration_of_a_model_is_told(
+    tmp_path: Path, model: Path, wrong: dict[str, object]
+) -> None:
+    """Whichever error it leads to."""
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    assert told(tmp_path, model)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("modulo"), AttributeError("no items")])
+def test_an_error_of_a_configuration_names_its_file(error: Exception) -> None:
+    """Its message alone would say nothing."""
+    from holdfast.engine.vllm_errors import model_errors
+
+    said = f"/m cannot be used: {type(error).__name__}: {error}"
+    with pytest.raises(UsageError, match=said) as caught, model_errors("/m"):
+        raise error
+    assert "config.json" in caught.value.remedy
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """A Hub that answers each request with the status that its path begins with."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(int(self.path.split("/")[1]))
+        self.end_headers()
+
+    do_GET = do_HEAD  # noqa: N815 - as above
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    """The address of such a Hub."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Refusing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def _looked_up(endpoint: str) -> HoldfastError:
+    """The error of a start that looks a model up there."""
+    from huggingface_hub import HfApi
+
+    from holdfast.engine.vllm_errors import usage_errors
+
+    def look_up() -> None:
+        try:
+            HfApi(endpoint).model_info("org/model")
+        except Exception as error:
+            raise ValueError("Invalid repository ID") from error
+
+    with pytest.raises(HoldfastError) as caught, usage_errors():
+        look_up()
+    return caught.value
+
+
+def test_a_hub_that_cannot_be_reached_ends_a_start_that_may_be_tried_again() -> None:
+    """With 3, which services restart; the model and the flags may be right."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    error = _looked_up(f"http://127.0.0.1:{port}")
+    assert error.exit_code == 3
+    assert "the Hugging Face Hub cannot be reached: " in error.cause
+    assert "HF_HUB_OFFLINE=1" in error.remedy
+
+
+@pytest.mark.parametrize(("status", "code"), [(429, 3), (503, 3), (401, 2), (404, 2)])
+def test_a_hub_that_has_no_time_is_told_from_one_that_has_no_such_model(
+    hub: str, status: int, code: int
+) -> None:
+    """A start that is tried again finds the model in the one case only."""
+    assert _looked_up(f"{hub}/{status}").exit_code == code
+
+
+def test_a_machine_without_a_device_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may not be loaded yet; vLLM's message names a variable for its log."""
+    from vllm import platforms
+    from vllm.config import DeviceConfig
+    from vllm.platforms.interface import UnspecifiedPlatform
+
+    from holdfast.engine.vllm_errors import usage_errors
+
+    monkeypatch.setattr(platforms, "_current_platform", UnspecifiedPlatform())
+    with pytest.raises(EngineStartError, match="no device") as caught, usage_errors():
+        DeviceConfig()
+    assert "--gpus all" in caught.value.remedy
 
 
 def test_an_engine_that_is_killed_while_it_starts_is_told_so() -> None:

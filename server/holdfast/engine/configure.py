@@ -24,7 +24,7 @@ from holdfast.engine.facts import fingerprint
 from holdfast.engine.head_node import head_node
 from holdfast.engine.launcher import EngineLauncher
 from holdfast.engine.sequence_queue import running_at_once
-from holdfast.engine.vllm_errors import usage_errors
+from holdfast.engine.vllm_errors import model_errors, usage_errors
 from holdfast.labels import NodeRefusalReason
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.nodes.generations import NodeGenerations
@@ -99,7 +99,10 @@ def configure(
         shorten_tracebacks(lambda: state() not in SERVING)
     engine_arguments = vllm_arguments.engine_arguments(namespace)
     with last_logged_exception() as causes, usage_errors(causes):
-        config = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        with model_errors(namespace.model):
+            config = engine_arguments.create_engine_config(
+                usage_context=UsageContext.OPENAI_API_SERVER
+            )
         unsupported.refuse_nodes(
             nodes=config.parallel_config.nnodes,
             replicas=config.parallel_config.data_parallel_size,

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from typing import Any
 
+from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import GracefulHTTPError, VLLMError
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -30,13 +31,28 @@ _MORE_MEMORY = (
 )
 _FAILED = re.compile(r"Failed (?:core|frontend) proc\(s\): (\{.*\})")
 _MAX_CHARACTERS = 600
+_OF_USAGE = (
+    TypeError,
+    ValueError,
+    KeyError,
+    OSError,
+    ImportError,
+    NotImplementedError,
+    AssertionError,
+    RuntimeError,
+    VLLMError,
+)
+_NO_DEVICE = "Failed to infer device type"
+_HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]
+"""That of httpx or httpx2, whichever the installed huggingface_hub uses."""
 
 
 @contextmanager
 def usage_errors(logged: Callable[[], str] = str) -> Iterator[None]:
     """Map what vLLM raises for flags, files and models that it cannot use to UsageError.
 
-    `logged` returns what it has logged as an exception before, to which its error may point.
+    `logged` returns what it has logged as an exception before, to which its error may point. What
+    may pass by itself, an unreachable Hub or a missing device, is an EngineStartError.
 
     vLLM raises VLLMError for some, and else TypeError, ValueError (also pydantic's
     ValidationError), KeyError, OSError (from Hugging Face look-ups), ImportError (an optional
@@ -50,21 +66,32 @@ def usage_errors(logged: Callable[[], str] = str) -> Iterator[None]:
         raise UsageError(
             "vLLM's parser refused the command line.", remedy="see `holdfast serve --help=all`."
         ) from error
-    except (
-        TypeError,
-        ValueError,
-        KeyError,
-        OSError,
-        ImportError,
-        NotImplementedError,
-        AssertionError,
-        RuntimeError,
-        VLLMError,
-    ) as error:
+    except Exception as error:
+        if (passing := _passing_error(error)) is not None:
+            raise passing from error
+        if not isinstance(error, _OF_USAGE):
+            raise
         cause, said = _first_lines(error), logged()
         raise UsageError(
             f"{cause} ({said})" if said and said not in cause else cause,
             remedy="correct the model or the flag that the message names.",
+        ) from error
+
+
+@contextmanager
+def model_errors(model: str) -> Iterator[None]:
+    """Map what a wrong value in the model's own configuration raises to UsageError.
+
+    Whatever vLLM and transformers compute from it may fail, in any way that Python has. Errors to
+    which a wrong flag leads too, such as a KeyError, are left to `usage_errors`.
+    """
+    try:
+        yield
+    except (StrictDataclassError, ArithmeticError, AttributeError, IndexError) as error:
+        said = _first_lines(error)
+        raise UsageError(
+            f"the configuration of {model} cannot be used: {type(error).__name__}: {said}",
+            remedy="correct its config.json, or what --hf-overrides makes of it.",
         ) from error
 
 
@@ -90,6 +117,43 @@ def start_errors(cause: Callable[[], str]) -> Iterator[None]:
         EngineDeadError,
     ) as error:
         raise start_error(cause() or _killed_cores(error) or _first_lines(error)) from error
+
+
+def _passing_error(error: Exception) -> EngineStartError | None:
+    """Return the error of a start that may succeed later, as it is; None for any other."""
+    for one in _chain(error):
+        if _is_unanswered(one):
+            return EngineStartError(
+                f"the Hugging Face Hub cannot be reached: {_first_lines(one)}",
+                remedy="check the network and HF_ENDPOINT; with HF_HUB_OFFLINE=1, a model in the "
+                "cache needs no Hub.",
+            )
+        if _NO_DEVICE in str(one):
+            return EngineStartError(
+                "vLLM finds no device to run on.",
+                remedy="give the container its GPUs (`--gpus all`), check the driver, or see "
+                "`holdfast doctor`.",
+            )
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and its causes, as a traceback shows them."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _is_unanswered(error: BaseException) -> bool:
+    """Whether a request to the Hub got no answer, or one that says to ask again later."""
+    if not isinstance(error, _HTTP_ERROR):
+        return False
+    response = getattr(error, "response", None)
+    return (
+        response is None
+        or response.status_code == HTTPStatus.TOO_MANY_REQUESTS
+        or (response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR)
+    )
 
 
 def start_error(cause: str) -> EngineStartError:

@@ -21,7 +21,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms.cpu import CpuPlatform
 
 from holdfast.engine import arguments as vllm_arguments
-from holdfast.engine.vllm_errors import usage_errors
+from holdfast.engine.vllm_errors import model_errors, usage_errors
 from holdfast.errors import ExitCode, UsageError
 from holdfast.patches import check
 from holdfast.planning import PlanFlags
@@ -85,7 +85,8 @@ def plan(settings: Settings, device_name: str | None) -> PlanReport:
         namespace.model = str(_directory(namespace))
         arguments = vllm_arguments.engine_arguments(namespace)
         with usage_errors():
-            config = planned_config(arguments, device, is_named=device_name is not None)
+            with model_errors(namespace.model):
+                config = planned_config(arguments, device, is_named=device_name is not None)
             return _report(settings, arguments, config, device, _cost(config, arguments))
 
 
