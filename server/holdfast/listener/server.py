@@ -21,6 +21,7 @@ from holdfast.errors import AddressInUseError, UsageError, reason_of
 from holdfast.listener.acceptor import Acceptor
 from holdfast.listener.connection_table import ConnectionSlot, ConnectionTable, OnRefused
 from holdfast.listener.http_connection import HttpConnection
+from holdfast.listener.unix_socket import bound_unix_socket
 from holdfast.loopback import connectable
 from holdfast.settings import LimitSettings, ListenSettings
 from holdfast.telemetry.counters import Refusals
@@ -49,29 +50,29 @@ def bound_socket(settings: ListenSettings) -> Iterator[socket.socket]:
     """
     name = f"unix:{settings.uds}" if settings.uds else f"{settings.host or '*'}:{settings.port}"
     flags = "--uds" if settings.uds else "--port or --host"
-    try:
-        sock = _bind_unix(settings.uds) if settings.uds else _bind_tcp(settings)
-    except (OSError, ValueError) as error:  # ValueError: a host name that cannot be encoded
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
-            raise AddressInUseError(
-                f"{name} is in use by another process.",
-                remedy=f"stop that process, or choose another {flags}"
-                + (
-                    ", or remove the socket file if no process listens there."
-                    if settings.uds
-                    else "."
-                ),
-            ) from error
-        raise UsageError(
-            f"cannot listen on {name}: {reason_of(error)}.",
-            remedy=f"choose an address of this machine with {flags}.",
-        ) from error
-    with sock:
+    with contextlib.ExitStack() as stack:
         try:
-            yield sock
-        finally:
-            if settings.uds:
-                Path(settings.uds).unlink(missing_ok=True)
+            sock = (
+                stack.enter_context(bound_unix_socket(Path(settings.uds)))
+                if settings.uds
+                else stack.enter_context(_bind_tcp(settings))
+            )
+        except (OSError, ValueError) as error:  # ValueError: a host name that cannot be encoded
+            if getattr(error, "errno", None) == errno.EADDRINUSE:
+                raise AddressInUseError(
+                    f"{name} is in use by another process.",
+                    remedy=f"stop that process, or choose another {flags}"
+                    + (
+                        ", or remove the socket file if no process listens there."
+                        if settings.uds
+                        else "."
+                    ),
+                ) from error
+            raise UsageError(
+                f"cannot listen on {name}: {reason_of(error)}.",
+                remedy=f"choose an address of this machine with {flags}.",
+            ) from error
+        yield sock
 
 
 @asynccontextmanager
@@ -237,16 +238,6 @@ async def _until_started(server: uvicorn.Server, task: asyncio.Task[None]) -> No
                 task.result()
                 raise RuntimeError("the listener ended before it had started")
             await asyncio.sleep(0.01)
-
-
-def _bind_unix(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(path)
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 def _bind_tcp(settings: ListenSettings) -> socket.socket:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from holdfast import early_signals
+from holdfast.listener.unix_socket import LOCK_SUFFIX
 from holdfast.processes import cleanup, runtime_directory, tree
 
 Handler = Callable[[int, object], NoReturn]
@@ -74,7 +75,8 @@ def end_now(directory: Path, uds: str | None, signal_number: int, _frame: object
     cleanup.unlink(left_behind)
     runtime_directory.remove(directory)
     if uds:
-        Path(uds).unlink(missing_ok=True)
+        for path in (uds, uds + LOCK_SUFFIX):
+            Path(path).unlink(missing_ok=True)
     if sys.stderr.isatty():
         with suppress(OSError):  # the terminal may be closed
             os.write(2, b"\x1b[?25h")  # the cursor, which the progress view may have hidden

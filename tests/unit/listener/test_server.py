@@ -165,6 +165,7 @@ def test_an_existing_path_is_in_use_and_stays(tmp_path: Path, kind: str) -> None
     with socket.socket(socket.AF_UNIX) as other:
         if kind == "socket":
             other.bind(str(path))
+            other.listen()
         else:
             path.touch()
         with (
