@@ -33,13 +33,14 @@ from holdfast.engine.device_memory import device_memory
 from holdfast.engine.facts import engine_facts, world
 from holdfast.engine.grammars.checker import GrammarChecker, grammar_checker
 from holdfast.engine.head_node import run_over_nodes
+from holdfast.engine.hung_start import StartTimer
 from holdfast.engine.interface import UntilOutOfMemory
 from holdfast.engine.loras import Loras
 from holdfast.engine.proxy import EngineProxy
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.sequence_queue import Capacity, SequenceQueue
 from holdfast.engine.startup import EngineProcesses
-from holdfast.engine.suspicion_files import SuspicionFiles
+from holdfast.engine.suspicion_files import suspicion_files
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.vllm_errors import start_errors
 from holdfast.errors import RequestLostError
@@ -93,10 +94,9 @@ class EngineLauncher:
         self._renderer: Any | None = None
         self._memory = device_memory(config.parallel_config)
         self._is_unified_memory = False
+        self._start_timer = StartTimer()
         self._grammars: GrammarChecker = grammar_checker(config, grammar_timeout_seconds)
-        self.suspicions = Suspicions(
-            SuspicionFiles(learned_directory, fingerprint) if learned_directory else None
-        )
+        self.suspicions = Suspicions(suspicion_files(learned_directory, fingerprint))
         """What ended engines, here and at the other servers with the same state directory."""
         self.proxy = EngineProxy(
             self._grammars,
@@ -248,18 +248,22 @@ class EngineLauncher:
         self, directory: Path, processes: EngineProcesses, remote: RemoteRanks | None
     ) -> Any:
         config = self._generation_config(remote)
-        failures = [construction.out_of_memory(self.until_out_of_memory, directory)]
+        failures = [
+            construction.out_of_memory(self.until_out_of_memory, directory),
+            self._start_timer.until_hung(processes, directory, is_alone=remote is None),
+        ]
         if remote is not None:
             failures.append(construction.node_lost(remote))
-        return await construction.constructed(
-            lambda: self._construct_in_thread(directory, config),
-            *failures,
-            directory=directory,
-            processes=processes,
-            # The nodes that wait for a stopped process can do nothing else.
-            stopped_seconds=self._stall_timeout_seconds if remote is None else SILENCE_SECONDS,
-            is_unified_memory=self._is_unified_memory,
-        )
+        with self._start_timer.timed():
+            return await construction.constructed(
+                lambda: self._construct_in_thread(directory, config),
+                *failures,
+                directory=directory,
+                processes=processes,
+                # The nodes that wait for a stopped process can do nothing else.
+                stopped_seconds=self._stall_timeout_seconds if remote is None else SILENCE_SECONDS,
+                is_unified_memory=self._is_unified_memory,
+            )
 
     def _generation_config(self, remote: RemoteRanks | None) -> Any:
         """Return a copy of the configuration, since a start adds to its own."""
@@ -292,11 +296,7 @@ class EngineLauncher:
         return front_end.forked_cores(self._config, forkserver.CoreContext())
 
     async def _connect(
-        self,
-        llm: Any,
-        spec: WorkspaceSpec,
-        processes: EngineProcesses,
-        remote: RemoteRanks | None,
+        self, llm: Any, spec: WorkspaceSpec, processes: EngineProcesses, remote: RemoteRanks | None
     ) -> AsyncEngine:
         """Call `_engine` on a vLLM that may die at any moment, and shut it down if that fails."""
         try:
@@ -307,11 +307,7 @@ class EngineLauncher:
             raise
 
     async def _engine(
-        self,
-        llm: Any,
-        spec: WorkspaceSpec,
-        processes: EngineProcesses,
-        remote: RemoteRanks | None,
+        self, llm: Any, spec: WorkspaceSpec, processes: EngineProcesses, remote: RemoteRanks | None
     ) -> AsyncEngine:
         llm.skip_grammar_checks(self._grammars.refuse)
         # Started on the loop at once, or vLLM misses a death before the first request.

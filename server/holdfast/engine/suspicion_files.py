@@ -75,6 +75,11 @@ class Findings:
     charges: tuple[Charge, ...] = ()
 
 
+def suspicion_files(directory: Path | None, fingerprint: str) -> SuspicionFiles | None:
+    """Return the records of what ended such engines; another model or version has its own."""
+    return SuspicionFiles(directory, fingerprint) if directory is not None else None
+
+
 class SuspicionFiles:
     """The files of the servers with one state directory and one kind of engine.
 
