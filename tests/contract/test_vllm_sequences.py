@@ -511,7 +511,8 @@ def test_a_dead_engine_is_freed_although_vllm_has_frozen_it(
         gc.unfreeze()
 
 
-def test_an_aborted_request_is_not_sent() -> None:
+@pytest.mark.parametrize("names", ["b", ["b"]], ids=["one", "as the proxy does"])
+def test_an_aborted_request_is_not_sent(names: str | list[str]) -> None:
     """What somebody else aborts while it waits for its turn ends as aborted."""
 
     async def scene(engine: Engine) -> None:
@@ -519,7 +520,7 @@ def test_an_aborted_request_is_not_sent() -> None:
         await engine.until_sent(RUNNING - 1)
         waits = engine.ask("b", RequestContext(key="a"))
         await engine.until_sent(RUNNING - 1)
-        await engine.llm.abort("b")
+        await engine.llm.abort(names)
         (output,) = await waits
         assert output.outputs[0].finish_reason == "abort"
         engine.finish(0)

@@ -212,6 +212,31 @@ def test_a_request_that_comes_back_waits_for_the_next_engine() -> None:
     assert asyncio.run(scene()) == 200
 
 
+def test_what_outlives_its_request_waits_no_longer_for_capacity() -> None:
+    """A response in the background goes on without the ticket of the request that began it."""
+
+    async def scene() -> None:
+        server = SmallServer()
+        async with server.serving() as client:
+            ended = ask(client)
+            await server.until(lambda: len(server.at_work) == 1)
+            first = server.at_work[0]
+            first.given_to(1)
+            first.engine_is_done()
+            other = ask(client)
+            await server.until(lambda: len(server.at_work) == 2)
+            again = asyncio.create_task(first.regain_capacity())
+            await server.until_there(admitted=1, waiting=1)
+            server.release()
+            await ended
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                await again
+            server.release()
+            await other
+
+    asyncio.run(scene())
+
+
 def test_a_request_that_comes_back_is_refused_when_no_engine_will_come() -> None:
     """It gets what a new request would get, and may be retried."""
 

@@ -189,7 +189,7 @@ class Admission:
 
         The wait for capacity has no limit; while the gate is closed, the limit is the hold
         time-out. A drain continues to admit the requests that were waiting for capacity. One that
-        comes back waits for the next engine without a limit, as those do that the last one had.
+        comes back waits for the next engine without a limit, unless a drain begins meanwhile.
         """
         hold_ends: float | None = None
         while ticket.status == "waiting":

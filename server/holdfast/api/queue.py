@@ -165,9 +165,13 @@ class FairQueue:
             _refuse(ticket, reason)
 
     def leave(self, ticket: Ticket) -> None:
-        """Remove a ticket, whatever its status; its capacity goes to the next. May be repeated."""
+        """Remove a ticket, whatever its status; its capacity goes to the next. May be repeated.
+
+        What still waits for it, as a background response whose client has left, waits no longer.
+        """
         if ticket.status == "waiting":
             self._remove(ticket)
+            ticket.notify()
         elif ticket.status == "admitted":
             self.admitted -= 1
             self._forget(ticket.key)

@@ -171,7 +171,8 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
 
     async def abort(self, request_id: Any, *args: Any, **options: Any) -> None:
         """Abort as vLLM does, and count what nobody reads: its caller has left (0.32, 0.33)."""
-        sequences, collector = self.sequences, self.collectors.get(request_id)
+        is_one = isinstance(request_id, str)  # vLLM's own generators abort one; routes abort a list
+        sequences, collector = self.sequences, self.collectors.get(request_id) if is_one else None
         if options.get("internal") and sequences is not None and collector is not None:
             unread = unread_tokens(self.output_processor, collector, sequences.has_sent)
             current_request().count_tokens(*unread)

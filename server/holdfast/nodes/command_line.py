@@ -175,13 +175,14 @@ def of_headless(settings: Settings) -> FollowSettings:
         UsageError: the host name cannot name a node.
     """
     listen = settings.listen
+    # Otherwise --ssl-ca-certs are the authorities of the clients' certificates.
+    names_the_heads = bool(settings.nodes.certfile or not listen.ssl_certfile)
     return FollowSettings(
         head_host=settings.master_address,
         head_port=settings.nodes.port,
         key_file=_key_file(settings.nodes),
         node_name=_node_name(settings.nodes),
-        # Otherwise they are those of the clients' certificates.
-        ca_certs=_ca_certs(listen.ssl_ca_certs) if settings.nodes.certfile else None,
+        ca_certs=_ca_certs(listen.ssl_ca_certs) if names_the_heads else None,
         listen=_listen_settings(listen.host, listen.port, listen.log_level),
         memory=settings.memory,
         log_format=settings.logs.format,

@@ -56,8 +56,8 @@ _NOTHING: tuple[tuple[RankStats, ...], bool] = ((), False)
 FollowerState = Literal["away", "proving", "joining", "waiting", "running", "ending", "left"]
 _REMEDIES = {
     "wrong_key": "the head has another key. Remedy: give both nodes the same --node-key-file.",
-    "wrong_protocol": "the head runs another version of Holdfast. Remedy: install the same version "
-    "on every node.",
+    "wrong_protocol": "the head runs another version or build of Holdfast. Remedy: install the "
+    "same one on every node.",
 }
 
 

@@ -72,7 +72,8 @@ class _Generation:
     running: set[int] = field(default_factory=set)
     """The peers that may have processes of it."""
     is_ending: bool = False
-    is_lost: bool = False
+    losers: set[int] = field(default_factory=set)
+    """The peers that were lost, or have told of a death."""
     """Whether it ends because of a node or a rank."""
     ending_since_seconds: float = math.inf
     """The first tick at which it was ending."""
@@ -202,7 +203,7 @@ class Head:
         for peer in list(self._peers):
             self._peers[peer].channel.send(Goodbye(reason))
             self._flush(peer)
-            self._lose(peer, reason)
+            self._lose(peer, reason, is_news=False)
         return self._flushed()
 
     def _take(self, peer: int, known: _Peer, message: Message, now_seconds: float) -> None:
@@ -212,7 +213,7 @@ class Head:
             case Lost(generation, death) if known.name:
                 self._end_because_of(peer, generation, str(death), death)
             case Ended(generation) if known.name:
-                self._end_because_of(peer, generation, "its processes ended", None)
+                self._end_because_of(peer, generation, "its processes ended", is_news=False)
                 self._confirm_end(peer, generation)
             case RankUpdate(generation, sent_seconds, ranks, is_compiling) if known.name:
                 if generation == self.generation:
@@ -255,18 +256,26 @@ class Head:
         peer.channel.send(Refused(reason, line, is_final))
         peer.channel.refuse(reason, line)
 
-    def _end_because_of(self, peer: int, number: int, reason: str, death: Death | None) -> None:
+    def _end_because_of(
+        self,
+        peer: int,
+        number: int,
+        reason: str,
+        death: Death | None = None,
+        *,
+        is_news: bool = True,
+    ) -> None:
         """End the generation, unless it is ending anyway or the peer does not take part in it.
 
-        A death that ended it may follow from another, which is told too, however late.
+        What ended it may follow from another death or lost node, which is news, however late.
         """
         running = self._generation
         if running is None or running.number != number or peer not in running.running:
             return
-        if not running.is_ending or (running.is_lost and death is not None):
+        if not running.is_ending or (running.losers and is_news):
             node = self._peers[peer].name
             self._actions.append(GenerationLost(number, node, reason, death))
-            running.is_lost = True
+            running.losers.add(peer)
             self._end(f"node {node}: {reason}")
 
     def _end(self, reason: str) -> None:
@@ -285,7 +294,8 @@ class Head:
         running.ending_since_seconds = min(running.ending_since_seconds, now_seconds)
         if now_seconds - running.ending_since_seconds > END_SECONDS:
             for peer in tuple(running.running):
-                self._lose(peer, f"it did not end its processes within {END_SECONDS:g} s")
+                line = f"it did not end its processes within {END_SECONDS:g} s"
+                self._lose(peer, line, is_news=False)
 
     def _confirm_end(self, peer: int, number: int) -> None:
         running = self._generation
@@ -295,11 +305,11 @@ class Head:
                 self._generation = None
                 self._actions.append(GenerationOver(number))
 
-    def _lose(self, peer: int, reason: str) -> None:
+    def _lose(self, peer: int, reason: str, *, is_news: bool = True) -> None:
         """Forget a connection, and end the generation in which it takes part."""
         if self._generation is not None:
-            number = self._generation.number
-            self._end_because_of(peer, number, reason, None)
+            number, is_first = self._generation.number, peer not in self._generation.losers
+            self._end_because_of(peer, number, reason, is_news=is_news and is_first)
             self._confirm_end(peer, number)
         lost = self._peers.pop(peer)
         self._actions.append(Drop(peer))

@@ -164,6 +164,26 @@ def test_a_death_that_is_told_later_is_reported_too() -> None:
     assert losses == [seen for seen in network.seen if isinstance(seen, GenerationLost)]
 
 
+def test_a_node_that_is_lost_after_a_death_is_reported_too() -> None:
+    """It may have caused the death, and one that has ended its ranks has not."""
+    network = Network(nodes=3)
+    one, other = network.add("b"), network.add("c")
+    network.join(one, other)
+    network.start(1)
+    network.settle()
+    raised = Death("worker_exception", "connection closed by peer")
+    network.node_does(one, one.machine.engine_lost(1, raised, network.now))
+    network.settle()
+    network.close(other.wire or 0)
+    network.settle()
+    network.stop_engine(one)
+    network.settle()
+    network.close(one.wire or 0)
+    network.settle()
+    losses = [seen for seen in network.seen if isinstance(seen, GenerationLost)]
+    assert [(loss.node, loss.death) for loss in losses] == [("b", raised), ("c", None)]
+
+
 def test_a_death_after_the_end_that_was_asked_for_is_not_a_loss() -> None:
     """The ranks of other nodes raise when the head ends its own."""
     network, node = a_running_pair()
