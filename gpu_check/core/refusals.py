@@ -23,6 +23,8 @@ def check(bench: Bench) -> Sequence[Measured]:
 
 def _texts(manager: Any) -> list[str]:
     view(manager, MIB)
+    if hasattr(manager, "seal"):  # without graphs, Holdfast's makes a resource however late
+        manager.seal()
     manager.lock()
     asked: tuple[Callable[[], object], ...] = (
         lambda: view(manager, MIB),
