@@ -37,6 +37,7 @@ from holdfast.patches.parameters import (
 from holdfast.patches.pooling import share_rendering
 from holdfast.patches.request_bodies import (
     bound_inputs,
+    bound_invocations,
     bound_options,
     bound_prompts,
     refuse_wrong_bodies,
@@ -69,6 +70,7 @@ async def openai_app(
     tasks = await proxy.get_supported_tasks()
     front_end.accept_nulls()
     tell_broken_responses()
+    bound_invocations()
     guard_media(arguments.allowed_media_domains)
     bound_realtime_audio()
     report_wrong_events()

@@ -11,20 +11,20 @@ their errors, on the event loop and with the interpreter's lock held (0.32): 200
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from types import TracebackType
-from typing import Annotated, Any, get_args
+from types import SimpleNamespace, TracebackType
+from typing import Any, get_args
 
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
-from pydantic_core import core_schema
+from pydantic_core import SchemaValidator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.generate.structured_decisions import serving as decisions
 from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.sagemaker import api_router as sagemaker
 from vllm.exceptions import VLLMValidationError
 
 from holdfast.patches.patch import original, replace
@@ -78,26 +78,54 @@ def _was_raised_by_reader(traceback: TracebackType | None) -> bool:
 
 MAX_ITEMS = 16 * 1024
 """The longest list of composite items, such as messages, tools and parts of a message."""
-_PLAIN = {"int", "float", "str", "bool", "any"}
+_PLAIN = ("int", "float", "str", "bool", "any")
+_UNIONS = ("union", "tagged-union")
+_COLLECTIONS = ("list", "set", "frozenset", "tuple", "dict")
+_DATA = ("metadata", "default", "expected", "serialization")
+"""What a schema has that is not made of schemas, or not for validation."""
 
 
 def stop_at_first_error(routes: Iterable[Any]) -> None:
-    """Make validation of lists in bodies stop at the first invalid item, and bound their length.
+    """Make validation of collections in bodies stop at the first invalid item; bound long lists.
 
-    Calling it again changes nothing.
+    vLLM also makes bodies of some routes from those of others. Calling it again changes nothing.
     """
-    fields = [
-        route.body_field
-        for route in routes
-        if isinstance(route, APIRoute) and route.body_field is not None
-    ]
-    models = {model for field in fields for model in _models(field.field_info.annotation)}
-    with _short_lists():
-        for model in sorted(models, key=lambda one: one.__qualname__):
-            model.model_rebuild(force=True)
-    for field in fields:
-        annotation = Annotated[field.field_info.annotation, field.field_info]  # type: ignore[name-defined]  # known only at run time
-        field._type_adapter = TypeAdapter(annotation)  # noqa: SLF001 - FastAPI makes it once
+    for route in routes:
+        if isinstance(route, APIRoute) and route.body_field is not None:
+            adapter = route.body_field._type_adapter  # noqa: SLF001 - FastAPI makes it once
+            bound_adapter(adapter)
+            for model in _models(adapter._type):  # noqa: SLF001 - there is no other way in
+                model.__pydantic_validator__ = _validator(model.__pydantic_core_schema__, [model])
+
+
+def bound_invocations() -> None:
+    """Make `/invocations` of an application that is built afterwards read bodies so, too.
+
+    vLLM 0.32 hides the validators of all request types in that route. Again changes nothing.
+    """
+    as_vllm = original(sagemaker, "pydantic")
+
+    def adapter(kind: Any) -> TypeAdapter[Any]:
+        made: TypeAdapter[Any] = as_vllm.TypeAdapter(kind)
+        bound_adapter(made)
+        return made
+
+    ours = SimpleNamespace(TypeAdapter=adapter, ValidationError=as_vllm.ValidationError)
+    replace(sagemaker, "pydantic", ours)
+
+
+def bound_adapter(adapter: TypeAdapter[Any]) -> None:
+    """Give an adapter a validator that stops at the first invalid item of a collection."""
+    bodies = list(_models(adapter._type))  # noqa: SLF001 - there is no other way in
+    adapter.validator = _validator(adapter.core_schema, bodies)
+
+
+def _validator(schema: Any, bodies: Collection[type]) -> SchemaValidator:
+    """Return a validator with bounds in all models, those that other code shares included.
+
+    pydantic would take the validators that these models have already.
+    """
+    return SchemaValidator(_bounded(schema, bodies), _use_prebuilt=False)
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -108,23 +136,33 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models(part)
 
 
-@contextmanager
-def _short_lists() -> Iterator[None]:
-    """While entered, lists in new schemas stop at the first error and have a maximum length."""
-    original = core_schema.list_schema
+def _bounded(schema: Any, bodies: Collection[type], *, is_inner: bool = False) -> Any:
+    """Return a copy of a schema with bounds.
 
-    def list_schema(items_schema: Any = None, **options: Any) -> Any:
-        schema = original(items_schema, **options)
-        schema.setdefault("fail_fast", True)
-        if items_schema is not None and items_schema["type"] not in _PLAIN:
-            schema.setdefault("max_length", MAX_ITEMS)
+    `bodies` are the models of whole bodies; in others, lists may have one item for each token.
+    """
+    if isinstance(schema, list | tuple):
+        return type(schema)(_bounded(one, bodies, is_inner=is_inner) for one in schema)
+    if not isinstance(schema, dict):
         return schema
+    kind = schema.get("type")
+    if kind == "model":
+        is_inner = schema["cls"] not in bodies
+    data = _DATA if isinstance(kind, str) else ()  # a mapping of fields has any names
+    bounded = {
+        key: part if key in data else _bounded(part, bodies, is_inner=is_inner)
+        for key, part in schema.items()
+    }
+    if kind in _COLLECTIONS:
+        bounded.setdefault("fail_fast", True)
+    if kind == "list" and _has_costly_items(schema, is_inner=is_inner):
+        bounded.setdefault("max_length", MAX_ITEMS)
+    return bounded
 
-    core_schema.list_schema = list_schema
-    try:
-        yield
-    finally:
-        core_schema.list_schema = original
+
+def _has_costly_items(schema: Mapping[str, Any], *, is_inner: bool) -> bool:
+    kind = schema.get("items_schema", {}).get("type", "any")
+    return kind in _UNIONS if is_inner else kind not in _PLAIN
 
 
 def take_prompts(count: int, most: float, what: str = "prompts") -> None:
