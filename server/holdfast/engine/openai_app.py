@@ -25,6 +25,7 @@ from holdfast.patches.adapters import bound_adapter_names
 from holdfast.patches.answer_parsing import bound_answer_parsers
 from holdfast.patches.beam_search import mark_beam_searches
 from holdfast.patches.broken_responses import tell_broken_responses
+from holdfast.patches.error_messages import bound_error_messages
 from holdfast.patches.harmony import bound_harmony
 from holdfast.patches.media_names import own_media_names
 from holdfast.patches.parameters import (
@@ -70,6 +71,7 @@ async def openai_app(
     tasks = await proxy.get_supported_tasks()
     front_end.accept_nulls()
     tell_broken_responses()
+    bound_error_messages()
     bound_invocations()
     guard_media(arguments.allowed_media_domains)
     bound_realtime_audio()
