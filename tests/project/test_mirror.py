@@ -92,6 +92,7 @@ DRIVEN_ELSEWHERE = {
     "patches.front_end": "contract/test_vllm_processes.py contract/test_vllm_bodies.py",
     "patches.grammars": "contract/test_vllm_bounded_grammars.py",
     "patches.harmony": "contract/test_vllm_harmony.py",
+    "patches.log_lines": "contract/test_vllm_log_lines.py",
     "patches.media_names": "contract/test_vllm_parameters.py",
     "patches.parameters": "contract/test_vllm_parameters.py",
     "patches.pooling": "contract/test_vllm_pooling.py",

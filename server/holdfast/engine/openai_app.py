@@ -27,6 +27,7 @@ from holdfast.patches.beam_search import mark_beam_searches
 from holdfast.patches.broken_responses import tell_broken_responses
 from holdfast.patches.error_messages import bound_error_messages
 from holdfast.patches.harmony import bound_harmony
+from holdfast.patches.log_lines import bound_log_lines
 from holdfast.patches.media_names import own_media_names
 from holdfast.patches.parameters import (
     bound_batches,
@@ -72,6 +73,7 @@ async def openai_app(
     front_end.accept_nulls()
     tell_broken_responses()
     bound_error_messages()
+    bound_log_lines()
     bound_invocations()
     guard_media(arguments.allowed_media_domains)
     bound_realtime_audio()

@@ -197,6 +197,17 @@ PATCHES: tuple[Patch, ...] = (
         upstream=f"{_ISSUE}52120",
     ),
     Patch(
+        "patches.log_lines.bound_log_lines",
+        "front end",
+        (
+            "vllm.logger:_print_debug_once",
+            "vllm.logger:_print_info_once",
+            "vllm.logger:_print_warning_once",
+            "vllm.logger:_print_error_once",
+        ),
+        "one content type of newlines writes 1 GB to the log, and 128 of them keep 4 GB of memory",
+    ),
+    Patch(
         "patches.request_bodies.bound_prompts",
         "front end",
         (f"{_BASE}.render_cmpl_async",),
