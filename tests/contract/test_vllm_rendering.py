@@ -137,6 +137,7 @@ def test_the_next_turn_begins_anew(renderer: Any) -> None:
         ([{"role": "user" * MAX_CHARACTERS, "content": ""}], {}, 1),
         ([{"role": "user", "content": "hold"}], {"documents": [{"text": "a"}]}, 1),
         ([{"role": "user", "content": "hold"}], {"rounds": 10**9}, 1),
+        ([{"role": "user", "content": "hold"}], {"chat_template": "{{ messages[0].role }}"}, 1),
     ],
 )
 def test_only_a_plain_chat_is_not_handed_over(
@@ -145,6 +146,17 @@ def test_only_a_plain_chat_is_not_handed_over(
     """Whatever a template could be kept busy with goes to the thread, which vLLM gives up."""
     expected = asyncio.run(chat(stock, messages, **options))
     assert run(chat(renderer, messages, **options)) == (expected, handed_over)
+
+
+def test_with_the_template_of_the_server_a_plain_chat_is_not_handed_over(stock: Any) -> None:
+    """Its operator has chosen that one."""
+    template = "{{ messages[0].content }}"
+    made = renderer_from_config(stock.config)
+    handed_over = noted(made)
+    render_short_prompts_at_once(made, trusts_templates=False, own_template=template)
+    messages = [{"role": "user", "content": "hold"}]
+    assert asyncio.run(chat(made, messages, chat_template=template)) == "hold"
+    assert handed_over == []
 
 
 def test_where_clients_send_templates_all_are_handed_over(stock: Any) -> None:

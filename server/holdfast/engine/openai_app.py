@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_fastapi_instrumentator import Instrumentator
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
+from vllm.renderers.chat_utils import load_chat_template
 
 from holdfast.engine.arrivals import safe_request_id
 from holdfast.engine.grammars.requests import check_format, check_in_workers
@@ -45,6 +46,7 @@ from holdfast.patches.request_bodies import (
     refuse_wrong_bodies,
     stop_at_first_error,
 )
+from holdfast.patches.templates import refuse_templates
 from holdfast.patches.tokenizer import (
     bound_tokenizer,
     bound_tool_calls,
@@ -75,6 +77,7 @@ async def openai_app(
     bound_error_messages()
     bound_log_lines()
     bound_invocations()
+    refuse_templates(trusts_templates=arguments.trust_request_chat_template)
     guard_media(arguments.allowed_media_domains)
     bound_realtime_audio()
     report_wrong_events()
@@ -99,7 +102,7 @@ async def openai_app(
     bound_harmony(proxy.renderer, partial(check_format, proxy.grammars))
     if proxy.grammars is not None:
         check_in_workers(proxy.grammars)
-    _install_speedups(proxy.renderer, trusts_templates=arguments.trust_request_chat_template)
+    _install_speedups(proxy.renderer, arguments)
     # Flash late interaction keeps queries in the workers between two calls: a document that meets
     # another engine than its query ends it (`LateInteractionRunner`, 0.32, 0.33).
     arguments = argparse.Namespace(**{**vars(arguments), "enable_flash_late_interaction": False})
@@ -117,7 +120,7 @@ async def openai_app(
         yield app
 
 
-def _install_speedups(renderer: Any, *, trusts_templates: bool) -> None:
+def _install_speedups(renderer: Any, arguments: argparse.Namespace) -> None:
     """Apply the patches that gain speed; their modules import what they replace."""
     if fits("patches.chunks.write_text_directly"):
         from holdfast.patches import chunks  # noqa: PLC0415 - as above
@@ -127,7 +130,11 @@ def _install_speedups(renderer: Any, *, trusts_templates: bool) -> None:
         from holdfast.patches import rendering  # noqa: PLC0415 - as above
 
         rendering.await_one_without_a_task()
-        rendering.render_short_prompts_at_once(renderer, trusts_templates=trusts_templates)
+        rendering.render_short_prompts_at_once(
+            renderer,
+            trusts_templates=arguments.trust_request_chat_template,
+            own_template=load_chat_template(arguments.chat_template),
+        )
 
 
 @contextmanager

@@ -22,6 +22,8 @@ _REALTIME = "vllm.entrypoints.speech_to_text.realtime.connection:RealtimeConnect
 _MODELS = "vllm.entrypoints.openai.models.serving:OpenAIServingModels"
 _MESSAGES = "vllm.renderers.chat_utils"
 _PART = "_parse_chat_message_content_part"
+_DECISIONS = "vllm.entrypoints.generate.structured_decisions"
+_READ = "ReadPromptRequest.build_chat_params"
 _LOGGERS = "vllm.v1.metrics.loggers"
 _STATS = f"{_LOGGERS}:PrometheusStatLogger"
 _SPEECH = "vllm.entrypoints.speech_to_text.base.serving"
@@ -206,6 +208,12 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.logger:_print_error_once",
         ),
         "one content type of newlines writes 1 GB to the log, and 128 of them keep 4 GB of memory",
+    ),
+    Patch(
+        "patches.templates.refuse_templates",
+        "front end",
+        (f"{_DECISIONS}.protocol:{_READ} or vllm.entrypoints.openai.decisions.strategies:{_READ}",),
+        "`/v1/systemone` renders a client's template on the event loop, without a time limit",
     ),
     Patch(
         "patches.request_bodies.bound_prompts",

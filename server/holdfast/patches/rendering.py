@@ -38,11 +38,14 @@ _IS_LONG: ContextVar[bool] = ContextVar("is_long", default=False)
 """Whether the prompts of the request are very long together, even if none is."""
 
 
-def render_short_prompts_at_once(renderer: Any, *, trusts_templates: bool) -> None:
+def render_short_prompts_at_once(
+    renderer: Any, *, trusts_templates: bool, own_template: str | None = None
+) -> None:
     """Make a Hugging Face renderer do so; calling it again changes nothing.
 
     Its tokenizer lends each thread a copy, so the loop's thread can use one too. With
-    `trusts_templates`, clients may send templates, which nothing bounds, so chats go to a thread.
+    `trusts_templates`, clients may send templates, which nothing bounds, so chats go to a thread,
+    as does any other template than that of the model or `own_template`.
     """
     if not isinstance(renderer, hf.HfRenderer) or hasattr(renderer, _MARK):
         return
@@ -59,7 +62,8 @@ def render_short_prompts_at_once(renderer: Any, *, trusts_templates: bool) -> No
         return await tokenize_elsewhere(prompt, parameters)
 
     def apply(model: Any, tokenizer: Any, conversation: Any, **options: Any) -> Any:
-        if _are_plain(options) and turn.takes(_characters(conversation)):
+        is_own = options.get("chat_template") in (None, own_template)  # a client may send a list
+        if is_own and _are_plain(options) and turn.takes(_characters(conversation)):
             return _Rendered(hf.safe_apply_chat_template(model, tokenizer, conversation, **options))
         return apply_elsewhere(model, tokenizer, conversation, **options)
 
