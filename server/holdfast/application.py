@@ -267,28 +267,26 @@ class Application:
 
     def _layers(self) -> ASGIApp:
         """Build the layers that a request passes, from the inside out."""
-        root_path = self._settings.listen.root_path
-        is_probe = self._admission.is_probe
+        listen, is_probe = self._settings.listen, self._admission.is_probe
+        root_path, refusals = listen.root_path, self._counters.refusals
         gate = Gate(self._engine_app, self._admission, root_path=root_path)
-        limits = Limits(gate, self._settings.limits, self._counters.refusals, is_probe=is_probe)
-        quotas = Quotas(
-            limits, self._keys.api, self._usage, self._counters.refusals, root_path=root_path
-        )
+        limits = Limits(gate, self._settings.limits, refusals, is_probe=is_probe)
+        quotas = Quotas(limits, self._keys.api, self._usage, refusals, root_path=root_path)
         own_routes = OwnRoutes(self._routes(), quotas, root_path=root_path)
         check = KeyCheck(
             own_routes,
             self._keys,
-            self._counters.refusals,
+            refusals,
             is_probe=is_probe,
             is_shell=self._page.is_shell,
-            allowed_origins=self._settings.listen.allowed_origins,
+            allowed_origins=listen.allowed_origins,
             root_path=root_path,
         )
         return RequestLog(
             check,
             quiet_paths=ALWAYS_ANSWERED,
-            silent_paths=self._settings.listen.unlogged_paths,
-            is_on=self._settings.listen.has_access_log and self._settings.logs.requests == "line",
+            silent_paths=listen.unlogged_paths,
+            is_on=listen.has_access_log and self._settings.logs.requests == "line",
             on_finished=self._http_counts.count,
         )
 
