@@ -126,6 +126,11 @@ def test_a_message_whose_arguments_do_not_fit_is_left_to_its_handler() -> None:
 
 
 @pytest.mark.usefixtures("lines")
+def test_a_record_without_a_name_can_be_made() -> None:
+    """Python makes one to fill it from a dictionary."""
+    assert logging.makeLogRecord({"name": "vllm.engine"}).name == "vllm.engine"
+
+
 def test_other_loggers_are_left_alone() -> None:
     """Their formatters may read the arguments."""
     record = logging.getLogRecordFactory()(

@@ -95,6 +95,7 @@ def test_a_body_that_vllm_makes_is_read_to_its_first_error(case: str) -> None:
     with pytest.raises(ValidationError) as caught:
         ChatCompletionRequest(**WIDE[case][1])
     assert caught.value.error_count() < MAX_ERRORS
+    assert caught.value.title == "ChatCompletionRequest"
 
 
 @pytest.mark.parametrize("case", WIDE)

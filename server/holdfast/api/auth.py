@@ -196,7 +196,7 @@ class KeyCheck:
         """Return whether a web page of an origin that may not do so opens this WebSocket.
 
         Browsers apply the rules of CORS to requests alone, and let every page open a WebSocket to
-        any server. Other clients send no `Origin`.
+        any server. Other clients send no `Origin`, or that of the server.
         """
         if scope["type"] != "websocket" or "*" in self._allowed_origins:
             return False

@@ -6,6 +6,7 @@ Keys, certificate and addresses are tried with the functions that a start uses, 
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -88,6 +89,9 @@ def _check_tls(listen: ListenSettings, now: datetime) -> Iterator[Finding]:
 
 
 def _check_address(listen: ListenSettings) -> Finding:
+    if os.path.lexists(listen.uds or ""):  # to bind it would replace what a killed server left
+        remedy = "stop the server that has it; `serve` replaces what a killed one has left."
+        return warning("address", f"there is something at unix:{listen.uds}", remedy)
     try:
         with bound_socket(listen) as sock:
             return ok("address", f"{address(sock, listen)} is free")

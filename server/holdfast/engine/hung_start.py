@@ -92,7 +92,9 @@ class _Progress:
     phases: tuple[tuple[str, ...], ...]
     """The phases that each rank has begun."""
     moved_bytes: int
-    is_compiling: bool
+    """What all its processes have read and written."""
+    may_move_unseen: bool
+    """Whether a compiler runs, or what a process reads cannot be told."""
 
     @property
     def phase(self) -> str:
@@ -103,7 +105,7 @@ class _Progress:
     def has_moved_since(self, known: _Progress) -> bool:
         """Whether the start has moved; the count falls when one of the processes ends."""
         return (
-            self.is_compiling
+            self.may_move_unseen
             or self.phases != known.phases
             or abs(self.moved_bytes - known.moved_bytes) >= MOVED_BYTES
         )
@@ -111,17 +113,23 @@ class _Progress:
 
 def _progress(processes: EngineProcesses, directory: Path) -> _Progress:
     living = processes()
+    moved = [_moved_bytes(process) for process in living]
+    ranks = read_all(directory, with_steps=False)
+    # The workers of a Ray cluster that was there before are not below this process.
+    are_elsewhere = not {rank.pid for rank in ranks} <= {process.pid for process in living}
     return _Progress(
-        phases=tuple(tuple(rank.phases) for rank in read_all(directory, with_steps=False)),
-        moved_bytes=sum(map(_moved_bytes, living)),
-        is_compiling=is_compiling(living),
+        phases=tuple(tuple(rank.phases) for rank in ranks),
+        moved_bytes=sum(each or 0 for each in moved),
+        may_move_unseen=are_elsewhere or None in moved or is_compiling(living),
     )
 
 
-def _moved_bytes(process: psutil.Process) -> int:
-    """Return how much a process has read and written; 0 if that cannot be read."""
+def _moved_bytes(process: psutil.Process) -> int | None:
+    """Return how much a process has read and written; None if only the kernel knows."""
     try:
         lines = Path(f"/proc/{process.pid}/io").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0 if Path("/proc/self/io").exists() else None
     except OSError:
-        return 0
+        return None
     return sum(int(line.split()[1]) for line in lines if line.startswith(_BYTES))

@@ -91,7 +91,8 @@ def model_errors(model: str) -> Iterator[None]:
         said = _first_lines(error)
         raise UsageError(
             f"the configuration of {model} cannot be used: {type(error).__name__}: {said}",
-            remedy="correct its config.json, or what --hf-overrides makes of it.",
+            remedy="correct its config.json, or what --hf-overrides makes of it; if both are "
+            "right, report what --log-level debug shows.",
         ) from error
 
 
@@ -123,10 +124,12 @@ def _passing_error(error: Exception) -> EngineStartError | None:
     """Return the error of a start that may succeed later, as it is; None for any other."""
     for one in _chain(error):
         if _is_unanswered(one):
+            said, told = _first_lines(one), _first_lines(error)
             return EngineStartError(
-                f"the Hugging Face Hub cannot be reached: {_first_lines(one)}",
+                f"the Hugging Face Hub cannot be reached: {said}"
+                + (f" ({told})" if told != said else ""),
                 remedy="check the network and HF_ENDPOINT; with HF_HUB_OFFLINE=1, a model in the "
-                "cache needs no Hub.",
+                "cache needs no Hub. Begin a path with / or ./.",
             )
         if _NO_DEVICE in str(one):
             return EngineStartError(

@@ -59,7 +59,18 @@ def _lock(path: Path) -> int | None:
         if isinstance(error, BlockingIOError):
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from error
         return None
+    if not _is_at(path, descriptor):  # its server has ended meanwhile, and removed it
+        os.close(descriptor)
+        return _lock(path)
     return descriptor
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether the path still names the open file."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _is_abandoned(path: Path) -> bool:

@@ -51,9 +51,9 @@ class _ShortRecords:
     def __init__(self, factory: Any) -> None:
         self._factory = factory
 
-    def __call__(self, name: str, *args: Any, **options: Any) -> logging.LogRecord:
+    def __call__(self, name: str | None, *args: Any, **options: Any) -> logging.LogRecord:
         record: logging.LogRecord = self._factory(name, *args, **options)
-        if name.partition(".")[0] == _NAME:
+        if name is not None and name.partition(".")[0] == _NAME:  # None: `logging.makeLogRecord`
             _shorten(record)
         return record
 

@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
-from pydantic_core import SchemaValidator
+from pydantic_core import CoreConfig, SchemaValidator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.generate.structured_decisions import serving as decisions
@@ -95,7 +95,9 @@ def stop_at_first_error(routes: Iterable[Any]) -> None:
             adapter = route.body_field._type_adapter  # noqa: SLF001 - FastAPI makes it once
             bound_adapter(adapter)
             for model in _models(adapter._type):  # noqa: SLF001 - there is no other way in
-                model.__pydantic_validator__ = _validator(model.__pydantic_core_schema__, [model])
+                model.__pydantic_validator__ = _validator(
+                    model.__pydantic_core_schema__, [model], title=model.__name__
+                )
 
 
 def bound_invocations() -> None:
@@ -120,12 +122,13 @@ def bound_adapter(adapter: TypeAdapter[Any]) -> None:
     adapter.validator = _validator(adapter.core_schema, bodies)
 
 
-def _validator(schema: Any, bodies: Collection[type]) -> SchemaValidator:
+def _validator(schema: Any, bodies: Collection[type], *, title: str = "") -> SchemaValidator:
     """Return a validator with bounds in all models, those that other code shares included.
 
-    pydantic would take the validators that these models have already.
+    pydantic would take the validators that these models have already. Errors name the title.
     """
-    return SchemaValidator(_bounded(schema, bodies), _use_prebuilt=False)
+    config = CoreConfig(title=title) if title else None
+    return SchemaValidator(_bounded(schema, bodies), config, _use_prebuilt=False)
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

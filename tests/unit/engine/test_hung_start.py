@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ import pytest
 
 from holdfast.engine import hung_start
 from holdfast.engine.hung_start import StartTimer
+from holdfast.labels import StartPhase
 from holdfast.workspace.stats import StatsWriter
 
 DEADLINE_SECONDS = 60.0
@@ -79,6 +80,15 @@ def ended_by(
     return asyncio.run(scene())
 
 
+def see_stacks(monkeypatch: pytest.MonkeyPatch, stacks: str) -> None:
+    """Have the stacks of all processes be these."""
+
+    async def stacks_of(*_: object) -> str:
+        return stacks
+
+    monkeypatch.setattr(hung_start, "stacks_of", stacks_of)
+
+
 def test_a_start_in_which_nothing_moves_is_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,13 +100,36 @@ def test_a_start_in_which_nothing_moves_is_ended(
     assert f"Process {process.pid}" in caplog.text
 
 
-def test_the_phase_of_the_rank_that_is_behind_is_named(tmp_path: Path) -> None:
-    """The others may wait for it."""
-    for rank, phases in enumerate([("load", "kv_sizing", "kv_cache"), ("load", "kv_sizing")]):
-        with StatsWriter(tmp_path, engine=0, rank=rank, generation=1) as writer:
+def report_phases(directory: Path, *ranks: Sequence[StartPhase]) -> None:
+    """Have ranks, all in this process, say which phases they have begun."""
+    for rank, phases in enumerate(ranks):
+        with StatsWriter(directory, engine=0, rank=rank, generation=1) as writer:
             begun = dict.fromkeys(phases, 1.0)
             writer.update(partial(replace, phases=begun))
-    assert "in the phase 'kv_sizing'" in ended_by(frozenset(), tmp_path)
+
+
+def test_the_phase_of_the_rank_that_is_behind_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others may wait for it."""
+    see_stacks(monkeypatch, "")
+    report_phases(tmp_path, ("load", "kv_sizing", "kv_cache"), ("load", "kv_sizing"))
+    assert "in the phase 'kv_sizing'" in ended_by(frozenset({psutil.Process()}), tmp_path)
+
+
+def test_a_start_with_ranks_elsewhere_may_take_its_time(tmp_path: Path) -> None:
+    """Nobody sees here what the workers of a Ray cluster read."""
+    report_phases(tmp_path, ("load",))
+    assert not ended_by(frozenset(), tmp_path)
+
+
+def test_a_start_whose_reads_are_hidden_may_take_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sandbox of containers may have no counts."""
+    monkeypatch.setattr(hung_start, "_moved_bytes", lambda _: None)
+    with child(SPINS) as processes:
+        assert not ended_by(processes, tmp_path)
 
 
 def test_before_the_first_rank_reports_processes_start(tmp_path: Path) -> None:
@@ -123,11 +156,7 @@ def test_a_compiler_within_a_process_is_seen_in_its_stacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Triton runs LLVM's in a thread."""
-
-    async def stacks_of(*_: object) -> str:
-        return "make_cubin (triton/backends/nvidia/compiler.py:400)"
-
-    monkeypatch.setattr(hung_start, "stacks_of", stacks_of)
+    see_stacks(monkeypatch, "make_cubin (triton/backends/nvidia/compiler.py:400)")
     assert not ended_by(frozenset(), tmp_path)
 
 

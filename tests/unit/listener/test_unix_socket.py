@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import socket
 import subprocess
 import sys
@@ -100,3 +101,22 @@ def test_a_path_that_cannot_be_bound_leaves_no_lock(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too long"), bound_unix_socket(tmp_path / ("s" * 120)):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_that_its_server_has_removed_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next server would lock a new file of that name, and replace the socket."""
+    path, lock = tmp_path / "s", fcntl.flock
+    removed: list[int] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        lock(descriptor, operation)
+        if not removed:
+            removed.append(descriptor)
+            path.with_name("s.lock").unlink()
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with bound_unix_socket(path):
+        assert removed
+        assert is_in_use(path)
