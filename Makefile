@@ -16,8 +16,9 @@ setup: ## make .venv from requirements/ (about 4 GB), or do nothing if it is up 
 demo: setup ## serve the embedded model; ARGS="--port 9000" adds flags
 	@exec $(bin)/holdfast serve --demo $(ARGS)
 
+# Four processes keep two cores busy, since engines that start and recover often wait.
 test: setup ## run all tests; ARGS="-k words" adds flags
-	@exec $(bin)/pytest -n 3 --no-loadscope-reorder $(ARGS)
+	@exec $(bin)/pytest -n 4 --no-loadscope-reorder $(ARGS)
 
 test-fast: setup ## run the tests that start no engine
 	@exec $(bin)/pytest -n 3 --no-loadscope-reorder -m "not engine" $(ARGS)

@@ -44,7 +44,8 @@ def test_a_follower_is_understood(tmp_path: Path) -> None:
     assert "a follower b in state away: cannot connect to the head" in found["peer"]["seen"]
     assert found["clock"]["severity"] == "ok"
     assert "on the peer" in found["peer-memory"]["seen"]
-    assert found["peer-versions"]["seen"].startswith("equal: Holdfast, the code of Holdfast, vLLM, torch")
+    equal = "equal: Holdfast, the code of Holdfast, vLLM, torch"
+    assert found["peer-versions"]["seen"].startswith(equal)
 
 
 @pytest.fixture(name="link")

@@ -226,7 +226,7 @@ def test_processes_that_are_stopped_are_given_up(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]
 ) -> None:
     """The grammar may be sent again, and the next one has others."""
-    monkeypatch.setattr("holdfast.engine.grammars.pool.MARGIN_SECONDS", 0.5)
+    monkeypatch.setattr("holdfast.engine.grammars.pool.MARGIN_SECONDS", 2.0)
 
     async def scene() -> None:
         async with pool(make) as asked:
@@ -270,7 +270,7 @@ def test_nothing_is_left_of_processes_that_were_given_up(
     monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool
 ) -> None:
     """No zombie either, nor a descriptor: the engine, whose end reaps them, may run for days."""
-    monkeypatch.setattr("holdfast.engine.grammars.pool.MARGIN_SECONDS", 0.5)
+    monkeypatch.setattr("holdfast.engine.grammars.pool.MARGIN_SECONDS", 2.0)
 
     async def scene() -> None:
         async with pool() as asked:
@@ -298,7 +298,7 @@ def test_a_worker_that_takes_long_to_end_costs_the_others_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One that runs only on idle cores ends only there. To give it up would end all others, too."""
-    monkeypatch.setattr("holdfast.engine.grammars.pool.MARGIN_SECONDS", 0.5)
+    monkeypatch.setattr("holdfast.engine.grammars.pool.MARGIN_SECONDS", 2.0)
 
     async def scene() -> None:
         async with pool() as asked:
