@@ -92,7 +92,7 @@ RUNNERS = [
 
 
 def step(rows: int, *bad: int) -> torch.Tensor:
-    """Logits, of which these rows have a NaN."""
+    """Logits with a NaN in each of these rows."""
     logits = torch.zeros(rows, 4)
     logits[list(bad), 1] = torch.nan
     return logits

@@ -40,7 +40,7 @@ def test_a_template_among_the_options_of_a_decision_is_refused() -> None:
 
 @pytest.mark.parametrize("given", [None, {}, {"chat_template": None}, {"depth": 3}])
 def test_other_options_of_a_decision_are_taken(given: dict[str, Any] | None) -> None:
-    """Null is no template."""
+    """Null is not a template."""
     refuse_templates(trusts_templates=True)
     refuse_templates(trusts_templates=False)
     assert "chat_template" not in kwargs_of_decision(given)

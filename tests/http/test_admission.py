@@ -19,6 +19,7 @@ from holdfast.api.admission import Durations
 from holdfast.api.router import RENDERINGS
 from holdfast.engine.sequence_queue import Capacity
 from holdfast.lifecycle.states import State
+from holdfast.request_context import RequestContext
 from holdfast.telemetry.collector import OwnRegistry
 from small_server import SmallServer, ask
 from stub_engine import FACTS, FakeClock
@@ -163,6 +164,15 @@ def test_a_request_that_does_not_wait_for_the_engine_lends_its_capacity() -> Non
     assert asyncio.run(scene()) == ["200", "200", "200", "True"]
 
 
+async def done_with_the_engine(server: SmallServer) -> RequestContext:
+    """The only request at work, once the engine has had it and is done with it."""
+    await server.until(lambda: len(server.at_work) == 1)
+    (request,) = server.at_work
+    request.given_to(1)
+    request.engine_is_done()
+    return request
+
+
 def test_a_request_that_needs_the_engine_again_is_the_next_of_its_key() -> None:
     """It has no capacity between, and gets it before those that wait for the first time."""
 
@@ -196,10 +206,7 @@ def test_a_request_that_comes_back_waits_for_the_next_engine() -> None:
         server = SmallServer(waiting=0)
         async with server.serving() as client:
             asking = ask(client)
-            await server.until(lambda: len(server.at_work) == 1)
-            request = server.at_work[0]
-            request.given_to(1)
-            request.engine_is_done()
+            request = await done_with_the_engine(server)
             server.view.eta_seconds = DEADLINE_SECONDS + 30.0
             server.view.move(State.RECOVERING, is_recovering=True)
             again = asyncio.create_task(request.regain_capacity())
@@ -219,10 +226,7 @@ def test_what_outlives_its_request_waits_no_longer_for_capacity() -> None:
         server = SmallServer()
         async with server.serving() as client:
             ended = ask(client)
-            await server.until(lambda: len(server.at_work) == 1)
-            first = server.at_work[0]
-            first.given_to(1)
-            first.engine_is_done()
+            first = await done_with_the_engine(server)
             other = ask(client)
             await server.until(lambda: len(server.at_work) == 2)
             again = asyncio.create_task(first.regain_capacity())

@@ -96,7 +96,7 @@ def test_the_address_is_that_of_the_first_process(words: list[str], port: int) -
 
 
 def test_a_follower_has_no_tls_for_clients() -> None:
-    """Though the head's command line, of which its own is a copy, has a certificate."""
+    """Though it was started with a copy of the head's command line, which names a certificate."""
     tls = ("--ssl-certfile=c", "--ssl-keyfile=k", "--uds=/s")
     found = cli._listen_of("serve", ["m", *HEADLESS, *tls])
     assert (found.is_tls, found.uds, found.port) == (False, None, 8001)

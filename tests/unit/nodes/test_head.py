@@ -142,21 +142,29 @@ def test_a_death_on_a_follower_ends_the_generation_everywhere() -> None:
     assert network.head.is_complete
 
 
-def test_a_death_that_is_told_later_is_reported_too() -> None:
-    """It may have caused the first: a rank that loses its peer raises, on every node."""
+RAISED = Death("worker_exception", "connection closed by peer")
+
+
+def a_trio_that_lost_one() -> tuple[Network, Node, Node]:
+    """A head with two followers; the first has just said that its engine died."""
     network = Network(nodes=3)
     one, other = network.add("b"), network.add("c")
     network.join(one, other)
     network.start(1)
     network.settle()
-    raised = Death("worker_exception", "connection closed by peer")
-    network.node_does(one, one.machine.engine_lost(1, raised, network.now))
+    network.node_does(one, one.machine.engine_lost(1, RAISED, network.now))
     network.settle()
+    return network, one, other
+
+
+def test_a_death_that_is_told_later_is_reported_too() -> None:
+    """It may have caused the first: a rank that loses its peer raises, on every node."""
+    network, one, other = a_trio_that_lost_one()
     assert other.is_stop_asked
     network.node_does(other, other.machine.engine_lost(1, KILLED, network.now))
     network.settle()
     losses = [seen for seen in network.seen if isinstance(seen, GenerationLost)]
-    assert [(loss.node, loss.death) for loss in losses] == [("b", raised), ("c", KILLED)]
+    assert [(loss.node, loss.death) for loss in losses] == [("b", RAISED), ("c", KILLED)]
     for node in (one, other):
         network.stop_engine(node)
     network.settle()
@@ -166,14 +174,7 @@ def test_a_death_that_is_told_later_is_reported_too() -> None:
 
 def test_a_node_that_is_lost_after_a_death_is_reported_too() -> None:
     """It may have caused the death, and one that has ended its ranks has not."""
-    network = Network(nodes=3)
-    one, other = network.add("b"), network.add("c")
-    network.join(one, other)
-    network.start(1)
-    network.settle()
-    raised = Death("worker_exception", "connection closed by peer")
-    network.node_does(one, one.machine.engine_lost(1, raised, network.now))
-    network.settle()
+    network, one, other = a_trio_that_lost_one()
     network.close(other.wire or 0)
     network.settle()
     network.stop_engine(one)
@@ -181,7 +182,7 @@ def test_a_node_that_is_lost_after_a_death_is_reported_too() -> None:
     network.close(one.wire or 0)
     network.settle()
     losses = [seen for seen in network.seen if isinstance(seen, GenerationLost)]
-    assert [(loss.node, loss.death) for loss in losses] == [("b", raised), ("c", None)]
+    assert [(loss.node, loss.death) for loss in losses] == [("b", RAISED), ("c", None)]
 
 
 def test_a_death_after_the_end_that_was_asked_for_is_not_a_loss() -> None:
