@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import random
 
+from starlette.types import Scope
+
 from holdfast.errors import RefusedError
 
 FREE_BYTES = 64 * 1024
@@ -209,6 +211,14 @@ def _commas(content: bytes) -> int:
         return content.count(b",")
     at = int(random() * (size_bytes - sample_bytes))  # noqa: S311 - it does not protect a secret
     return content.count(b",", at, at + sample_bytes) * size_bytes // sample_bytes
+
+
+def content_type(scope: Scope) -> bytes | None:
+    """Return the type of a request's body in lower case, the first that is given; None without."""
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            return bytes(value).lower()
+    return None
 
 
 def json_fault(shape: JsonShape, body: bytes, *, is_whole: bool) -> RefusedError | None:

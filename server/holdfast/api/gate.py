@@ -20,6 +20,7 @@ from holdfast.api.admission import (
     Admission,
     retry_after_seconds,
 )
+from holdfast.api.body_cost import content_type
 from holdfast.api.errors import (
     STATE_HEADER,
     EngineAnswer,
@@ -243,10 +244,8 @@ class _Session:
 
 def _is_json(scope: Scope) -> bool:
     """Return whether the body is JSON by its type, or has no type, so that it is not a form."""
-    for name, value in scope["headers"]:
-        if name == b"content-type":
-            return bool(value.partition(b";")[0].strip().lower() == b"application/json")
-    return True
+    given = content_type(scope)
+    return given is None or given.partition(b";")[0].strip() == b"application/json"
 
 
 def _early_refusal(admission: Admission, key: str) -> NotReadyError | OverloadedError | None:

@@ -19,6 +19,7 @@ from holdfast.api.body_cost import (
     Buffer,
     Buffers,
     JsonShape,
+    content_type,
     json_fault,
 )
 from holdfast.api.errors import SHOULD_RETRY_HEADER, error_event, openai_error, send_nothing
@@ -289,7 +290,5 @@ def _owner(scope: Scope) -> str:
 
 def _may_be_json(scope: Scope) -> bool:
     """Return whether the body may be parsed as JSON: its type says so, or is missing."""
-    for name, value in scope["headers"]:
-        if name == b"content-type":
-            return b"json" in value.lower()
-    return True
+    given = content_type(scope)
+    return given is None or b"json" in given
