@@ -209,8 +209,8 @@ args:
   {{- end }}
   - --port=8001
   - --node-key-file=/etc/holdfast/node/node-key
-  # Kubernetes stops all pods of a group together, and the requests that the head drains need the
-  # ranks of this pod.
+  # All pods of a group that is deleted are stopped at once, and the requests that the head drains
+  # need the ranks of this pod. In a rollout, followers are stopped after the head.
   - --head-drain-timeout={{ add .Values.stop.preStopSeconds .Values.stop.drainSeconds }}
 ports:
   - name: http
