@@ -58,6 +58,7 @@ DRIVEN_ELSEWHERE = {
     "engine.launcher": "engine/test_recovery.py engine/test_engine_deaths.py",
     "engine.load": "unit/engine/test_replay.py",
     "engine.loras": "unit/engine/test_async_engine.py",
+    "engine.maintenance": "unit/engine/test_async_engine.py",
     "engine.media.budgets": "contract/test_vllm_media.py",
     "engine.media.formats": "contract/test_vllm_media.py",
     "engine.media.limits": "contract/test_vllm_media.py",

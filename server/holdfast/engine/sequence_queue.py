@@ -147,7 +147,7 @@ class SequenceQueue:
     _unread: Counter[str] = field(default_factory=Counter)
     """The tokens of those prompts by key; no count is 0."""
     _error: Callable[[], Exception] | None = None
-    """Makes the error to raise once the engine is gone."""
+    """Makes the error to raise while the engine takes nothing; None while it does."""
 
     @property
     def max_sequences(self) -> float:
@@ -176,8 +176,8 @@ class SequenceQueue:
     async def enter(self, name: str) -> bool:
         """Return when the sequence may go to the engine; False if it was aborted meanwhile.
 
-        A sequence that is not registered, or is in the engine already, does not wait. Once the
-        engine is gone, `enter` raises the error given to `end`.
+        A sequence that is not registered, or is in the engine already, does not wait. While the
+        engine takes nothing, `enter` raises the error given to `stop` or `end`.
         """
         if self._error is not None:
             raise self._error()
@@ -193,7 +193,11 @@ class SequenceQueue:
         self._queues.setdefault(key, OrderedDict())[name] = sequence
         self._admit_waiting()
         with sequence.context.waiting():
-            return await sequence.waiter
+            is_admitted = await sequence.waiter
+        # Either may have happened since it was admitted, before this task went on.
+        if self._error is not None:
+            raise self._error()
+        return is_admitted and name in self._sequences
 
     def leave(self, name: str) -> None:
         """Remove a sequence, wherever it is: it is finished or aborted."""
@@ -240,13 +244,22 @@ class SequenceQueue:
             if name in self._reading or not sequence.is_inside
         )
 
-    def end(self, error: Callable[[], Exception]) -> None:
-        """Raise an error in every waiting and every later `enter`: the engine is gone."""
+    def stop(self, error: Callable[[], Exception]) -> None:
+        """Raise an error in every waiting and every later `enter`, until `go_on`."""
         self._error = error
         self._queues.clear()
         for sequence in self._sequences.values():
             if sequence.waiter is not None and not sequence.waiter.done():
                 sequence.waiter.set_exception(error())
+
+    def go_on(self) -> None:
+        """Let sequences go to the engine again."""
+        self._error = None
+
+    def end(self, error: Callable[[], Exception]) -> None:
+        """Stop for good: the engine is gone."""
+        self.stop(error)
+        for sequence in self._sequences.values():
             sequence.context.sequences -= 1
         self._sequences.clear()
         self._inside.clear()

@@ -18,10 +18,13 @@ from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from holdfast.engine import async_engine
-from holdfast.engine.async_engine import AsyncEngine, Maintenance
+from holdfast.engine import maintenance
+from holdfast.engine.async_engine import AsyncEngine
+from holdfast.engine.checked_llm import UnsentError
 from holdfast.engine.loras import Loras
+from holdfast.engine.maintenance import Maintenance
 from holdfast.engine.proxy import EngineProxy
+from holdfast.engine.sequence_queue import Capacity, SequenceQueue
 from holdfast.errors import (
     ConflictError,
     EngineLostError,
@@ -56,6 +59,8 @@ class ScriptedLLM:
         self.raised: Exception | None = None
         self.is_silent = False
         self.is_cache_free = True
+        self.sequences: SequenceQueue | None = None
+        self.on_sleep: Callable[[], None] = lambda: None
 
     async def _ask(self, what: Any) -> None:
         self.asked.append(what)
@@ -71,6 +76,7 @@ class ScriptedLLM:
 
     async def sleep(self, level: int, *, mode: str) -> None:
         await self._ask(("sleep", level, mode))
+        self.on_sleep()
 
     async def wake_up(self, tags: list[str]) -> None:
         await self._ask(("wake", tags))
@@ -255,18 +261,48 @@ def test_a_request_that_waits_for_an_engine_can_be_aborted() -> None:
     run(live())
 
 
-def test_weights_of_level_two_are_read_again() -> None:
-    """vLLM leaves them empty, and would answer nonsense."""
+def test_weights_of_level_two_are_read_again_before_vllm_schedules() -> None:
+    """vLLM leaves them empty, and schedules once all memory is back; it would answer nonsense."""
     llm = ScriptedLLM()
     engine = Maintenance(llm, FACTS)
 
     async def live() -> None:
         await engine.sleep(2)
-        await engine.wake(SLEEP_TAGS)
+        assert await engine.wake(SLEEP_TAGS) == frozenset()
 
     run(live())
-    assert llm.asked[-1] == ("reload_weights", {})
+    assert llm.asked[1:] == [
+        ("wake", ["weights"]),
+        ("reload_weights", {}),
+        ("wake", ["kv_cache"]),
+    ]
     assert engine.has_discarded_weights
+
+
+def test_a_queued_sequence_does_not_get_into_an_engine_that_sleeps() -> None:
+    """Its abort of those that it has makes room for others; it would run them on waking."""
+    llm = ScriptedLLM()
+    engine = Maintenance(llm, FACTS)
+
+    async def live() -> None:
+        llm.sequences = sequences = SequenceQueue(Capacity(1, 1), lambda: 2)
+        llm.on_sleep = lambda: sequences.leave("first")
+        for name in ("first", "second"):
+            sequences.register(name, RequestContext(key="a"))
+        assert await sequences.enter("first")
+        waiting = asyncio.create_task(sequences.enter("second"))
+        await asyncio.sleep(0)
+        await engine.sleep(1)
+        with pytest.raises(UnsentError):
+            await waiting
+        sequences.leave("second")
+        sequences.register("third", RequestContext(key="a"))
+        with pytest.raises(UnsentError):
+            await sequences.enter("third")
+        await engine.wake(SLEEP_TAGS)
+        assert await sequences.enter("third")
+
+    run(live())
 
 
 @pytest.mark.parametrize(
@@ -286,7 +322,7 @@ def test_what_vllm_raises_is_ours(raised: Exception, error: type[Exception]) -> 
 
 def test_an_engine_that_does_not_answer_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a deadline of ours."""
-    monkeypatch.setattr(async_engine, "SLEEP_DEADLINE_SECONDS", 0.01)
+    monkeypatch.setattr(maintenance, "SLEEP_DEADLINE_SECONDS", 0.01)
     llm = ScriptedLLM()
     llm.is_silent = True
     with pytest.raises(EngineSilentError, match="did not fall asleep"):

@@ -245,6 +245,23 @@ def test_what_is_given_up_is_not_sent() -> None:
     assert sent == [sent[3], sent[6], "of", *sent[3:]]
 
 
+def test_what_is_aborted_just_after_it_was_admitted_is_not_sent() -> None:
+    """Its task has not gone on yet, and the engine would run it for nobody."""
+
+    async def scene() -> list[str]:
+        engine = Engine(running=1)
+        names = engine.ask("a", 4)
+        await settle()
+        sent = list(engine.sent)
+        for name in names:
+            engine.sequences.leave(name)
+        await settle()
+        assert engine.sequences.sent == 0
+        return engine.sent[len(sent) :]
+
+    assert play(scene) == []
+
+
 def test_a_request_is_done_when_the_engine_is_done_with_all_of_it() -> None:
     """Once, and not before."""
 
