@@ -202,9 +202,8 @@ class DeathHandler:
         self._forecast.delayed(wait_seconds)
         await asyncio.sleep(wait_seconds)
         if death.cause == "host_memory" and self._memory is not None:
-            began_seconds = time.monotonic()
-            await self._memory.until_ample(self._wait_for_memory)
-            self._forecast.delayed(time.monotonic() - began_seconds)
+            with self._forecast.waiting():
+                await self._memory.until_ample(self._wait_for_memory)
 
     def _wait_for_memory(self, left: str) -> None:
         reason = "waiting until the host has enough memory"

@@ -131,9 +131,18 @@ class Forecast:
             self._running = (kind, self._clock())
 
     def delayed(self, seconds: float) -> None:
-        """Leave out a wait of this length before the next start."""
+        """Count from the next start, which is after a wait of this length."""
         if self._running is not None and seconds:
             self._running = (self._running[0], self._clock() + seconds)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While entered, the time does not count."""
+        began_seconds = self._clock()
+        yield
+        if self._running is not None:
+            kind, began = self._running
+            self._running = (kind, began + self._clock() - began_seconds)
 
     def ready(self) -> None:
         """Remember how long it took to become READY."""

@@ -266,7 +266,8 @@ class Supervisor:
             starts=self._report.starts + 1,
             restarts=self._report.restarts + (generation.replaces is not None),
         )
-        await launcher.until_startable(self._wait_to_start)
+        with self._forecast.waiting():
+            await launcher.until_startable(self._wait_to_start)
         started = time.monotonic()
         async with AsyncExitStack() as stack:
             async with watched(directory, self._phases, self._progress):

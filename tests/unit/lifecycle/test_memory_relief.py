@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -326,6 +327,25 @@ def test_a_start_without_memory_waits_until_there_is_enough(host: FakeHost, tmp_
         assert [bool(spec.learned) for spec in world.specs] == [False, True, True]
 
     scene.play(act)
+
+
+def test_a_wait_for_memory_is_not_remembered_as_part_of_a_recovery(
+    host: FakeHost, tmp_path: Path
+) -> None:
+    """The time of the next one would be wrong, or even negative."""
+    scene, world = Scene(host), World(tmp_path)
+
+    async def act() -> None:
+        async with living(world, scene) as life:
+            await life.until(State.READY)
+            host.leave(GIB // 2)
+            await scene.until(lambda: "waiting until the host has enough" in life.reasons[-1])
+            host.leave(50 * GIB)
+            await life.until(State.READY)
+
+    scene.play(act)
+    (times,) = (tmp_path / "learned").glob("times-*.json")
+    assert min(json.loads(times.read_text())["recovery"]) >= 0
 
 
 def test_a_reservation_that_takes_all_memory_at_every_start_is_given_up(

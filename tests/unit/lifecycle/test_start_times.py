@@ -91,6 +91,38 @@ def test_a_recovery_that_begins_again_is_the_same_one(tmp_path: Path) -> None:
     assert forecast.seconds_left == 15.0
 
 
+def test_a_wait_does_not_count(tmp_path: Path) -> None:
+    """Neither one that was announced nor one that lasted until something came."""
+    clock = FakeClock()
+    forecast = Forecast(tmp_path, MODEL, clock)
+    forecast.began("recovery", guess_seconds=45.0)
+    clock.now_seconds += 5
+    forecast.delayed(60.0)
+    assert forecast.seconds_left == 105.0
+    clock.now_seconds += 60
+    with forecast.waiting():
+        clock.now_seconds += 300
+    assert forecast.seconds_left == 45.0
+    clock.now_seconds += 40
+    forecast.ready()
+    forecast.began("recovery")
+    assert forecast.seconds_left == 40.0
+
+
+def test_a_start_counts_with_what_came_before_its_wait(tmp_path: Path) -> None:
+    """What is imported before the server waits for its nodes is imported at the next start too."""
+    clock = FakeClock()
+    forecast = Forecast(tmp_path, MODEL, clock)
+    forecast.began("start")
+    clock.now_seconds += 10
+    with forecast.waiting():
+        clock.now_seconds += 3600
+    clock.now_seconds += 30
+    forecast.ready()
+    forecast.began("start")
+    assert forecast.seconds_left == 40.0
+
+
 def test_nothing_is_promised_once_it_is_ready(tmp_path: Path) -> None:
     """Without a start there is nothing to wait for."""
     forecast = Forecast(tmp_path, MODEL, FakeClock())
