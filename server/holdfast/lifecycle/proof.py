@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import replace
@@ -131,22 +132,39 @@ class Proof:
     ) -> ProbeReport:
         """Prove an engine again, on request; a report with growth in every pass is a failure.
 
-        The report of a wider suite is kept when a narrower one passes. After a failure the whole
-        suite proves the next generation.
+        The report of a wider suite is kept when a narrower one passes. After a failure, or a death
+        that the proof may have caused, the whole suite proves the next generation.
         """
         engine.limit_context(None)
-        for _ in range(MAX_PASSES):
-            with timed("probe", {}, self._progress):
-                report = await self._reported_pass(engine, prober.run(suite=suite), death_task)
-            if not (report.passed and report.grew):
-                break
-        report = replace(report, passed=report.passed and not report.grew)
+        try:
+            report = await self._passes_again(engine, prober, death_task, suite)
+        except asyncio.CancelledError:
+            self._note_fatal_proof(death_task)
+            raise
         if not report.passed:
             self._is_valid = False
         if not report.passed or self.report is None or _is_as_wide(report, self.report):
             self.report = report
         self._limit(engine)
         return report
+
+    async def _passes_again(
+        self, engine: Engine, prober: Prober, death_task: DeathTask, suite: Suite
+    ) -> ProbeReport:
+        for _ in range(MAX_PASSES):
+            with timed("probe", {}, self._progress):
+                report = await self._reported_pass(engine, prober.run(suite=suite), death_task)
+            if not (report.passed and report.grew):
+                break
+        return replace(report, passed=report.passed and not report.grew)
+
+    def _note_fatal_proof(self, death_task: DeathTask) -> None:
+        """Take a proof that was cancelled for the end of its engine, which it may have caused."""
+        death = None if death_task.cancelled() or not death_task.done() else death_task.result()
+        if death is not None and death.blames_requests:
+            self._is_valid = False
+            self.report = _cut_short(death)
+            self._on_report(self.report)
 
     async def _pass(
         self, engine: Engine, prober: Prober, death_task: DeathTask, attempt: int

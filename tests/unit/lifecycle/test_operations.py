@@ -32,6 +32,7 @@ from scripted_life import (
     GREW,
     PASSED,
     PLUG_PULLED,
+    RAISED,
     Client,
     Halt,
     Life,
@@ -401,6 +402,35 @@ def test_a_death_ends_a_command(tmp_path: Path) -> None:
 
     life = lived(world, in_service(act))
     assert counter_values(life.engine_deaths)["core_exit"] == 1
+
+
+@pytest.mark.parametrize("is_woken", [False, True])
+def test_a_death_in_a_proof_that_may_have_caused_it_costs_the_green_light(
+    tmp_path: Path, *, is_woken: bool
+) -> None:
+    """The whole suite proves the next engine, as after a probe that failed."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        if is_woken:
+            await life.supervisor.submit(SLEEP)
+        world.probing = halt = Halt()
+        answer = life.supervisor.submit(WAKE if is_woken else QUICK)
+        await halt.entered.wait()
+        world.probing = again = Halt()
+        world.engines[0].die(RAISED)
+        with pytest.raises(NotReadyError, match="ZeroDivisionError"):
+            await answer
+        await again.entered.wait()
+        report = life.supervisor.status().probe
+        assert report is not None
+        assert not report.passed
+        again.released.set()
+        await life.until(State.READY)
+
+    lived(world, in_service(act))
+    assert world.suites == [None, "quick", None]
+    assert "one request" not in world.events
 
 
 async def _nothing() -> None:
