@@ -229,7 +229,8 @@ class World:
         self._passes += 1
         return self.reports[min(self._passes, len(self.reports)) - 1]
 
-    async def run_again(self) -> ProbeReport:
+    async def run_again(self, compared_tokens: int) -> ProbeReport:
+        del compared_tokens
         self.events.append("one request")
         return PASSED
 

@@ -15,8 +15,11 @@ class Prober(Protocol):
     async def run(self, *, suite: Suite | None = None) -> ProbeReport:
         """Run one pass, of the configured suite by default; a failure is in the report."""
 
-    async def run_again(self) -> ProbeReport:
-        """Run one request, which is enough if the proof is valid."""
+    async def run_again(self, compared_tokens: int) -> ProbeReport:
+        """Run one request, which is enough if the proof is valid.
+
+        Of a baseline, compare the sequences of up to `compared_tokens`, which the proof has.
+        """
 
 
 class Host(Protocol):

@@ -171,9 +171,11 @@ class Proof:
     ) -> ProbeReport:
         if attempt > 1:
             logger.info("a workspace grew, so the suite runs again (pass %d)", attempt)
-        if not self._is_valid:
-            engine.limit_context(None)
-        running = prober.run_again() if self._is_valid else prober.run()
+        # The last engine's limit still applies, and may be shorter than the request of a proof.
+        engine.limit_context(None)
+        running = (
+            prober.run_again(_compared_tokens(self.report)) if self._is_valid else prober.run()
+        )
         with timed("probe", self._phases, self._progress):
             report = await self._reported_pass(engine, running, death_task)
         if not self._is_valid:
@@ -244,6 +246,12 @@ def proven_context_tokens(report: ProbeReport, facts: EngineFacts) -> int | None
     short = (step.tokens for step in report.steps if step.name == "first_token")
     missing = full_prompt_tokens(facts) - max(report.proven_tokens, *short, 0)
     return facts.max_model_len - missing if missing > 0 else None
+
+
+def _compared_tokens(report: ProbeReport | None) -> int:
+    """Return the length of the longest sequence of a baseline that a report proves."""
+    steps = report.steps if report else ()
+    return max((step.tokens for step in steps if step.name == "baseline"), default=0)
 
 
 def _is_to_blame(report: ProbeReport, death: Death) -> bool:

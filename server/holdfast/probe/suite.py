@@ -119,9 +119,15 @@ class Prober:
         self._random = random or Random()  # noqa: S311 - prompts, not secrets
 
     async def run(
-        self, steps: Sequence[StepName] | None = None, *, suite: Suite | None = None
+        self,
+        steps: Sequence[StepName] | None = None,
+        *,
+        suite: Suite | None = None,
+        ceiling_tokens: int | None = None,
     ) -> ProbeReport:
         """Run a suite, the configured one by default, or `steps` in their order, and report.
+
+        `ceiling_tokens` bounds the steps that follow a sweep of contexts, as its end would.
 
         A step that fails is reported, not raised, and those after it are not run. Cancellation
         propagates. The prefix cache is empty afterwards. The suite `off` sends nothing, and its
@@ -133,7 +139,7 @@ class Prober:
         names = steps or (QUICK_STEPS if suite == "quick" else PROBE_STEPS)
         started, start = self._clock(), measure.mark(self._engine.ranks())
         async with self._client_factory() as client:
-            session = self._session(client, start)
+            session = self._session(client, start, ceiling_tokens)
             try:
                 found = await self._run_all(session, names)
             finally:
@@ -158,8 +164,11 @@ class Prober:
             is_whole=steps is None,
         )
 
-    async def run_again(self) -> ProbeReport:
-        """Run the first step that applies to the model, and that of a baseline, and report."""
+    async def run_again(self, compared_tokens: int) -> ProbeReport:
+        """Run the first step that applies to the model, and that of a baseline, and report.
+
+        Of the baseline, compare the sequences of up to `compared_tokens`.
+        """
         if self._settings.suite == "off":
             return await self.run()
         facts = self._engine.facts
@@ -167,9 +176,11 @@ class Prober:
         steps = list((applying or QUICK_STEPS)[:1])
         if self._baseline is not None and "baseline" in applying:
             steps.append("baseline")
-        return await self.run(steps)
+        return await self.run(steps, ceiling_tokens=compared_tokens)
 
-    def _session(self, client: httpx.AsyncClient, start: measure.Mark) -> ProbeSession:
+    def _session(
+        self, client: httpx.AsyncClient, start: measure.Mark, ceiling_tokens: int | None
+    ) -> ProbeSession:
         facts = self._engine.facts
         memory = self._available_memory if facts.is_unified_memory else None
         return ProbeSession(
@@ -182,6 +193,7 @@ class Prober:
             timeouts=self._timeouts,
             slowest=measure.SlowestStep(start),
             baseline=self._baseline,
+            ceiling_tokens=ceiling_tokens,
         )
 
     async def _run_all(self, session: ProbeSession, names: Sequence[StepName]) -> list[ProbeStep]:

@@ -64,6 +64,7 @@ class Probe:
     def __init__(self, engine: FakeEngine, reports: Sequence[ProbeReport]) -> None:
         self.engine = engine
         self.limits: list[int | None] = []
+        self.compared_tokens: int | None = None
         self._reports = iter(reports)
 
     async def run(self, *, suite: Suite | None = None) -> ProbeReport:
@@ -72,9 +73,10 @@ class Probe:
         self.limits.append(self.engine.context_limit_tokens)
         return next(self._reports)
 
-    async def run_again(self) -> ProbeReport:
-        """Return the next report."""
-        return next(self._reports)
+    async def run_again(self, compared_tokens: int) -> ProbeReport:
+        """Return the next report, and note the limit, and that on a baseline's sequences."""
+        self.compared_tokens = compared_tokens
+        return await self.run()
 
 
 def limits_of(
@@ -111,8 +113,9 @@ async def _never() -> Death:
 
 
 def test_a_limited_proof_limits_what_is_taken() -> None:
-    """A recovery with a valid proof changes nothing."""
-    assert limits_of([report(500), report(8)], ProbeSettings())[0] == [501, 501]
+    """A recovery with a valid proof changes nothing; its one request may be longer."""
+    found, under = limits_of([report(500), report(8)], ProbeSettings())
+    assert (found, under) == ([501, 501], [None, None])
 
 
 def test_the_suite_is_not_limited_by_what_it_proved_before() -> None:
@@ -175,3 +178,27 @@ def test_a_proof_on_request_is_not_limited_by_what_was_proven_before() -> None:
             return probe.limits, engine.context_limit_tokens
 
     assert asyncio.run(live()) == ([None, None], 701)
+
+
+@pytest.mark.parametrize("compared", [None, 42])
+def test_a_recovery_compares_no_more_of_a_baseline_than_the_proof(compared: int | None) -> None:
+    """What was too long for it may be too long again."""
+
+    async def live() -> int | None:
+        learning = Learning(WorkspaceSettings(learned_directory=None), None)
+        progress = LogProgress(logging.getLogger("a.pipe"))
+        proof = Proof(ProbeSettings(), learning, progress, phases={}, on_report=lambda _: None)
+        whole = report(500)
+        if compared is not None:
+            step = ProbeStep("baseline", "passed", 1.0, tokens=compared)
+            whole = replace(whole, steps=(*whole.steps, step))
+        async with (
+            FakeEngine() as engine,
+            first_death(_never(), on_death=lambda _: None) as death_task,
+        ):
+            probe = Probe(engine, [whole, report(8)])
+            for _ in range(2):
+                await proof.prove(engine, probe, death_task, start_seconds=1.0, is_first=True)
+            return probe.compared_tokens
+
+    assert asyncio.run(live()) == (compared or 0)
