@@ -26,7 +26,7 @@ from holdfast.errors import (
     NotReadyError,
 )
 from holdfast.labels import SLEEP_TAGS
-from holdfast.lifecycle.operations import (
+from holdfast.lifecycle.commands import (
     Command,
     ProbeCommand,
     ProbeResult,

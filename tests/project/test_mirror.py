@@ -75,6 +75,7 @@ DRIVEN_ELSEWHERE = {
     "engine.vllm_errors": "process/test_usage_errors.py",
     "health_check": "process/test_health_check.py",
     "labels": "project/test_docs.py contract/test_vllm_admin.py",
+    "lifecycle.commands": "unit/lifecycle/test_operations.py",
     "lifecycle.death_task": "unit/lifecycle/test_proof.py unit/lifecycle/test_supervisor.py",
     "lifecycle.service": "unit/lifecycle/test_supervisor.py unit/lifecycle/test_recycling.py",
     "listener.bounded_connection": "http/test_bounded_connection.py",

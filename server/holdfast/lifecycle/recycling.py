@@ -22,7 +22,8 @@ from holdfast.engine.interface import Engine
 from holdfast.engine.replay import ReplayManager
 from holdfast.errors import ConflictError
 from holdfast.labels import RecycleReason
-from holdfast.lifecycle.operations import OperationRunner, RestartCommand
+from holdfast.lifecycle.commands import RestartCommand
+from holdfast.lifecycle.operations import OperationRunner
 from holdfast.lifecycle.states import State, StateMachine
 from holdfast.settings import SupervisionSettings
 from holdfast.settings.recycling import RecycleLimits

@@ -13,12 +13,12 @@ from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.engine.replay import ReplayManager
 from holdfast.errors import ConflictError, EngineStartError, HoldfastError, NotReadyError
+from holdfast.lifecycle.commands import Command, RestartCommand
 from holdfast.lifecycle.death_handler import DeathHandler
 from holdfast.lifecycle.death_task import DeathTask, run_unless_dead
 from holdfast.lifecycle.host import Host
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.memory_relief import MemoryRelief
-from holdfast.lifecycle.operations import Command, RestartCommand
 from holdfast.lifecycle.proof import Proof, ProofOutcome, proven_text
 from holdfast.lifecycle.service import Service
 from holdfast.lifecycle.start_times import Forecast, timed, watched

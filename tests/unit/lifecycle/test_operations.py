@@ -15,7 +15,7 @@ from holdfast.errors import (
     NotReadyError,
 )
 from holdfast.labels import SLEEP_TAGS, SleepLevel
-from holdfast.lifecycle.operations import (
+from holdfast.lifecycle.commands import (
     Command,
     ProbeCommand,
     ProbeResult,

@@ -14,13 +14,8 @@ from holdfast.engine.interface import Engine
 from holdfast.engine.replay import ReplayManager
 from holdfast.labels import SLEEP_TAGS, RecycleReason
 from holdfast.lifecycle import recycling
-from holdfast.lifecycle.operations import (
-    OperationRunner,
-    ProbeCommand,
-    RestartCommand,
-    SleepCommand,
-    WakeCommand,
-)
+from holdfast.lifecycle.commands import ProbeCommand, RestartCommand, SleepCommand, WakeCommand
+from holdfast.lifecycle.operations import OperationRunner
 from holdfast.lifecycle.recycling import (
     QUIET_SECONDS,
     EngineUse,

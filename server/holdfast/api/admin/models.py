@@ -8,7 +8,7 @@ from fastapi import Body
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from holdfast.labels import SLEEP_TAGS, CacheKind, SleepLevel, SleepTag, VerifyVerdict
-from holdfast.lifecycle.operations import ProvenSuite
+from holdfast.lifecycle.commands import ProvenSuite
 from holdfast.records import Lora, RankMemory
 from holdfast.telemetry.logs import LogLevel
 

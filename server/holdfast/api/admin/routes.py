@@ -17,7 +17,7 @@ from holdfast.api.admin import models
 from holdfast.api.admin.errors import ERRORS, AuditLog, answer_errors
 from holdfast.api.auth import ADMIN_PATH
 from holdfast.errors import EngineSilentError, NotReadyError
-from holdfast.lifecycle.operations import (
+from holdfast.lifecycle.commands import (
     Command,
     ProbeCommand,
     ProbeResult,
