@@ -118,13 +118,17 @@ class OperationRunner:
                     raise ConflictError("the server is not asleep")
                 return self._wake(command)
             case RestartCommand():
+                if command.is_planned:
+                    self._require_steps()
                 return self._restart(command, is_asleep=is_asleep)
             case _ if is_asleep:
                 raise ConflictError("the server is asleep.", remedy="wake it first.")
             case SleepCommand():
                 self._require_sleep_mode()
+                self._require_steps()
                 return self._sleep(command)
             case ProbeCommand():
+                self._require_steps()
                 return self._probe(command)
 
     def _answer(self, task: asyncio.Task[Any], answer: asyncio.Future[Any]) -> None:
@@ -195,7 +199,8 @@ class OperationRunner:
         """While entered, the engine holds no request of a client, and new ones wait.
 
         Raises:
-            ConflictError: requests ran for longer than the drain time-out; they continue.
+            ConflictError: requests ran for longer than the drain time-out, or the engine was
+                paused meanwhile; they continue.
         """
         self._requests.hold()
         try:
@@ -207,6 +212,7 @@ class OperationRunner:
                 )
             if self._state_machine.state is not State.READY:
                 raise ConflictError(f"the server is {self._state_machine.state}")
+            self._require_steps()
             yield
         finally:
             self._reopen()
@@ -259,6 +265,14 @@ class OperationRunner:
     @property
     def _has_died(self) -> bool:
         return self._death_task.done() or self._requested_end.done()
+
+    def _require_steps(self) -> None:
+        """Refuse what would cut off a save, or take a pause for a hang."""
+        if self._engine.is_paused or self._requests.aborts.is_paused:
+            raise ConflictError(
+                "the engine makes no steps now: it saves its state or a profile, or was paused.",
+                remedy="try again when it has finished, or resume it.",
+            )
 
     def _require_sleep_mode(self) -> None:
         if not self._engine.facts.has_sleep_mode:

@@ -3,8 +3,9 @@
 An engine that has reached a limit is restarted at the next quiet moment, and at the latest after
 `--recycle-within`, by the command that operators have too. Time counts only while the server is
 READY. So a planned restart never wakes an engine that sleeps, and never competes with a drain or a
-recovery; while a command of an operator is carried out, it is tried again a second later. An engine
-whose weights may have been changed in its memory stays: only an operator may give them up.
+recovery; while a command of an operator is carried out, or the engine makes no steps because it
+writes its weights or was paused, it is tried again a second later. An engine whose weights may have
+been changed in its memory stays: only an operator may give them up.
 """
 
 from __future__ import annotations

@@ -266,6 +266,47 @@ def test_an_engine_that_cannot_fall_asleep_is_replaced(tmp_path: Path) -> None:
     assert counter_values(life.engine_deaths)["unknown"] == 1
 
 
+@pytest.mark.parametrize("is_paused_by_vllm", [False, True])
+def test_an_engine_that_makes_no_steps_is_neither_proven_nor_put_to_sleep(
+    tmp_path: Path, *, is_paused_by_vllm: bool
+) -> None:
+    """It writes its weights, or sleeps by vLLM's own route; an operator may restart it."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        engine = world.engines[0]
+        engine.is_paused = not is_paused_by_vllm
+        world.requests.aborts.is_paused = is_paused_by_vllm
+        assert refusals(life, QUICK, SLEEP) == [ConflictError] * 2
+        await life.supervisor.submit(RESTART)
+        await life.until(State.READY)
+
+    lived(world, in_service(act))
+    assert world.suites == [None]
+
+
+def test_a_save_that_begins_while_a_probe_waits_is_not_cut_off(tmp_path: Path) -> None:
+    """The probe would get no step, and be taken for a hang."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        llm = world.engines[0].llm
+        llm.hold()
+        running = Client(life, "long")
+        await llm.until_received(1)
+        answer = life.supervisor.submit(QUICK)
+        await asyncio.sleep(0)
+        world.engines[0].is_paused = True
+        llm.release()
+        with pytest.raises(ConflictError, match="no steps"):
+            await answer
+        await running.task
+        assert life.supervisor.state is State.READY
+
+    lived(world, in_service(act))
+    assert world.suites == [None]
+
+
 def test_sleep_needs_the_flag(tmp_path: Path) -> None:
     """Without sleep mode vLLM frees nothing, and reports no error."""
 

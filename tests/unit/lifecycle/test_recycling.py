@@ -360,6 +360,25 @@ def test_an_engine_that_sleeps_is_not_woken(
     assert counter_values(life.recycles)["host_memory"] == 1
 
 
+def test_an_engine_that_makes_no_steps_is_not_restarted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be writing its weights, and is restarted afterwards, also beyond the bound."""
+    caplog.set_level("INFO")
+
+    async def act(life: Life) -> None:
+        engine = life.world.engines[0]
+        engine.is_paused = True
+        await _leak(life)
+        await _until_noted(life, caplog)
+        assert life.supervisor.state is State.READY
+        engine.is_paused = False
+        await _until_replaced(life)
+
+    life = lived(World(tmp_path), in_service(act), supervision=AT_ONCE)
+    assert counter_values(life.recycles)["host_memory"] == 1
+
+
 def test_a_server_that_drains_keeps_its_engine(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
