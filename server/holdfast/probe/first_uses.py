@@ -195,12 +195,14 @@ async def first_adapter(session: ProbeSession) -> StepResult:
     name = await session.run_bounded(_first_adapter(session))
     if not name:
         return StepResult(is_skipped=True, reason="no LoRA adapter is listed")
-    short = min(ADAPTER_PROMPT_TOKENS, session.allowed.prompt_tokens)
+    # A short prompt may always be tried, as in the first step; perhaps no context may.
+    short = min(ADAPTER_PROMPT_TOKENS, session.limits.prompt_tokens)
     answer = min(ADAPTER_OUTPUT_TOKENS, session.facts.max_model_len - short)
     full = min(session.allowed.prompt_tokens, session.allowed.step_tokens)
     if obstacle := session.budget.time_obstacle(full, full, least_seconds=session.steps_seconds(2)):
         return StepResult(is_skipped=True, limited=True, reason=obstacle)
-    for prompt_tokens, output_tokens in ((short, answer), (full, 1)):
+    sizes = ((short, answer), (full, 1)) if full else ((short, answer),)
+    for prompt_tokens, output_tokens in sizes:
         session.begin_attempt(
             f"a prompt of {prompt_tokens} tokens to the adapter {name}", prompt_tokens
         )
@@ -210,7 +212,10 @@ async def first_adapter(session: ProbeSession) -> StepResult:
         since = session.mark()
         await session.run_bounded(session.exchange_all(messages))
         await _prove_ran(session, since)
-    return StepResult(tokens=full, reason=f"with the adapter {name}")
+    reason = f"with the adapter {name}"
+    if not full:
+        reason += ", without a full step, since no context may be tried"
+    return StepResult(tokens=full or short, limited=not full, reason=reason)
 
 
 async def _prove_ran(session: ProbeSession, since: measure.Mark) -> None:

@@ -699,6 +699,17 @@ def test_adapter_gets_a_short_prompt_and_a_full_step() -> None:
     assert ADAPTER in step_of(report, "first_adapter").reason
 
 
+def test_an_adapter_gets_a_short_prompt_where_no_context_may_be_tried() -> None:
+    """The server starts, limited: vLLM refuses a prompt of no tokens."""
+    report, the_bed = probe(journal=ProbeJournal(None, "f", known_forbidden_tokens=128))
+    assert (report.passed, report.limited) == (True, True), report
+    asked = [body for _, body, _ in the_bed.engine.received if body["model"] == ADAPTER]
+    assert [len(body["prompt"][0]) for body in asked] == [8]
+    step = step_of(report, "first_adapter")
+    assert (step.tokens, step.limited) == (8, True)
+    assert "no context may be tried" in step.reason
+
+
 def test_without_a_listed_adapter_none_is_proven() -> None:
     """Without adapters there is nothing to ask, and the step says so."""
     report, _ = probe(Faults(adapters=()), steps=["first_adapter"])
