@@ -39,6 +39,8 @@ class FakeWorker:
     peak_activation_memory: int
     """Not there until a profile has measured it, as the next one."""
     cudagraph_memory_estimate: int
+    hooks: WorkerHooks
+    """Those around it, once it is followed."""
 
     def __init__(self, config: Any, runner: Any = None) -> None:
         self.vllm_config = config
@@ -107,7 +109,8 @@ def followed(
     patches.setattr(workspace, "WorkspaceManager", workspace.WorkspaceManager)
     patches.setattr(parallel_state, "_WORLD", SimpleNamespace(world_size=1))
     try:
-        with WorkerHooks(worker, worker.vllm_config, spec).device_initialised():
+        worker.hooks = WorkerHooks(worker, worker.vllm_config, spec)
+        with worker.hooks.device_initialised():
             workspace.init_workspace_manager(DEVICE, ubatches, lanes, alloc_context)
         yield worker
     finally:

@@ -63,6 +63,24 @@ def test_the_limit_is_what_vllm_takes_for_free(
         assert stats(tmp_path).growth_limit_bytes == growth_limit_bytes()
 
 
+def test_a_rank_that_may_no_longer_grow_reports_no_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `deny` it may grow until the probe has measured, and not after a later lock either."""
+    FakeMemory().install(monkeypatch)
+    with followed(tmp_path, monkeypatch, floor_bytes=2 * MIB) as worker:
+        worker.hooks.set_growth("alongside")
+        assert stats(tmp_path).growth_limit_bytes is None
+        start(worker)
+        assert stats(tmp_path).growth_limit_bytes == growth_limit_bytes()
+        worker.hooks.set_growth("deny")
+        assert stats(tmp_path).growth_limit_bytes is None
+        worker.compile_or_warm_up_model()
+        assert stats(tmp_path).growth_limit_bytes is None
+        worker.hooks.set_growth("alongside")
+        assert stats(tmp_path).growth_limit_bytes == growth_limit_bytes()
+
+
 def test_a_gb10_with_a_full_page_cache_still_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,8 @@ class WorkerHooks:
         self._vllm_config = vllm_config
         self._spec = spec
         self._growth: GrowthPolicy = spec.growth
+        self._agreed_limit_bytes: int | None = None
+        """The growth limit of the newest lock; None before that."""
         self._directory = Path(spec.stats_directory)
         self._stats = StatsWriter(
             self._directory,
@@ -130,6 +132,11 @@ class WorkerHooks:
         """Change how requests for more workspace are treated after the lock."""
         self._growth = policy
         self._manager.set_policy(policy)
+        self._report_growth_limit()
+
+    def _report_growth_limit(self) -> None:
+        limit_bytes = self._agreed_limit_bytes if self._growth == "alongside" else None
+        self._stats.update(lambda report: replace(report, growth_limit_bytes=limit_bytes))
 
     def _bind(self, manager: WorkspaceManager) -> None:
         manager.bind(
@@ -307,8 +314,8 @@ class WorkerHooks:
         free_bytes = reading.growable_bytes(self._ledger.activation_peak_bytes)
         limit_bytes = self._smallest(min(wanted_bytes, free_bytes), Subject.GROWTH_LIMIT)
         manager.lock(limit_bytes=limit_bytes)
-        if self._spec.growth == "alongside":
-            self._stats.update(lambda report: replace(report, growth_limit_bytes=limit_bytes))
+        self._agreed_limit_bytes = limit_bytes
+        self._report_growth_limit()
 
     def _agreed(self, reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
         """Take the largest size of each slot over all ranks, so all size the KV cache alike."""
