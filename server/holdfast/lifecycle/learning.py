@@ -28,6 +28,14 @@ def _fell_short(slot: SlotStats) -> bool:
     return slot.high_water_bytes > max(slot.reserved_bytes, slot.locked_bytes)
 
 
+def _served_bytes(slot: SlotStats) -> int:
+    """Return the most of its need that the slot has served, as far as its sizes tell."""
+    if slot.high_water_bytes <= slot.size_bytes:
+        return slot.high_water_bytes
+    # A reservation contains headroom: if that were learned, each one would exceed the last.
+    return slot.size_bytes if slot.size_bytes > slot.reserved_bytes else 0
+
+
 class Learning:
     """The learned reservations of one fingerprint, and the one restart they may cause."""
 
@@ -53,11 +61,10 @@ class Learning:
         if self._directory is not None:
             self._slots = dict(learned_store.read(self._directory, fingerprint))
             self._on_disk = dict(self._slots)
-        # With `deny` and nothing learned, the first request for more would end the start. Growth is
-        # allowed while the probe measures, and refused after `settle`.
-        self._is_measuring = (
-            self._settings.growth == "deny" and self._may_restart and not self._slots
-        )
+        # With `deny`, the first request for more would end the start, and what is known may be what
+        # an earlier run needed until it was stopped. Growth is allowed while the probe measures,
+        # and refused after `settle`.
+        self._is_measuring = self._settings.growth == "deny" and self._may_restart
 
     def spec(self, generation: int, stats_directory: Path) -> WorkspaceSpec:
         """Return the reservations for the workers of this generation."""
@@ -73,19 +80,18 @@ class Learning:
         )
 
     def learn(self, ranks: Iterable[RankStats]) -> None:
-        """Keep the largest need of each slot over all ranks, here and on disk.
+        """Keep the largest need of each slot over all ranks of a started engine, here and on disk.
 
-        A need that was refused is kept on disk only when an engine was proven with it: there may be
-        too little memory for it, and the next process must not fail to start because of it.
+        A need that was refused is kept on disk only when an engine has started with it: there may
+        be too little memory for it, and the next process must not fail to start because of it.
         """
-        served: dict[Slot, int] = {}
+        served = dict(self._tried)
         for rank in ranks:
             for slot in rank.slots:
                 key, need_bytes = (slot.ubatch, slot.lane), slot.high_water_bytes
                 if need_bytes < self._too_large.get(key, need_bytes + 1):
                     self._slots[key] = max(self._slots.get(key, 0), need_bytes)
-                if need_bytes <= slot.size_bytes:
-                    served[key] = max(served.get(key, 0), need_bytes)
+                served[key] = max(served.get(key, 0), _served_bytes(slot))
         self._keep(served)
 
     def unlearn(self) -> bool:
@@ -132,7 +138,6 @@ class Learning:
     async def settle(self, engine: Engine) -> None:
         """Put the configured growth policy in force, after a proof."""
         self._proven = dict(self._tried)
-        self._keep(self._proven)
         if self._is_measuring:
             self._is_measuring = False
             await engine.set_growth(self._settings.growth)

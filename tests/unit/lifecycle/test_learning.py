@@ -208,10 +208,13 @@ def test_deny_measures_first_and_restarts_however_slow_the_start(tmp_path: Path)
     assert settled(learning) == []
 
 
-def test_deny_holds_at_once_where_the_need_is_known(tmp_path: Path) -> None:
-    """An earlier run has measured the need."""
-    opened(tmp_path).learn((rank_with(MIB),))
-    assert spec_of(opened(tmp_path, growth="deny")).growth == "deny"
+def test_deny_measures_whatever_an_earlier_run_needed(tmp_path: Path) -> None:
+    """It may have been stopped in the middle of its probe, or have had none."""
+    opened(tmp_path, growth="deny").learn((rank_with(4 * MIB),))
+    learning = opened(tmp_path, growth="deny")
+    assert spec_of(learning).learned == ((0, 0, 4 * MIB),)
+    assert spec_of(learning).growth == "alongside"
+    assert settled(learning) == ["deny"]
 
 
 @pytest.mark.parametrize("learning_is_off", [True, False])
@@ -240,6 +243,7 @@ def test_what_no_engine_starts_with_is_forgotten(tmp_path: Path) -> None:
     learning.learn((rank_with(512 * MIB, rejections=1),))
     assert spec_of(learning).learned == ((0, 0, 512 * MIB),)
     assert learning.unlearn()
+    spec_of(learning)
     learning.learn((rank_with(512 * MIB, rejections=1),))
     assert spec_of(learning).learned == ((0, 0, 5 * MIB),)
     assert spec_of(opened(tmp_path)).learned == ((0, 0, 5 * MIB),)
@@ -247,14 +251,34 @@ def test_what_no_engine_starts_with_is_forgotten(tmp_path: Path) -> None:
     assert spec_of(learning).learned == ((0, 0, 6 * MIB),)
 
 
-def test_a_refused_need_is_kept_once_an_engine_was_proven_with_it(tmp_path: Path) -> None:
-    """The next process may have less memory."""
+def test_a_refused_need_is_kept_once_an_engine_has_started_with_it(tmp_path: Path) -> None:
+    """There may be too little memory for it. A start that fails later loses nothing of it."""
     learning = opened(tmp_path)
     learning.learn((rank_with(5 * MIB, rejections=1),))
     assert spec_of(opened(tmp_path)).learned == ()
     assert spec_of(learning).learned == ((0, 0, 5 * MIB),)
-    settled(learning)
+    learning.learn((rank_with(7 * MIB, rejections=1),))
     assert spec_of(opened(tmp_path)).learned == ((0, 0, 5 * MIB),)
+
+
+def test_what_a_slot_had_grown_to_is_kept_whatever_it_was_refused(tmp_path: Path) -> None:
+    """The next process begins where this one ended, and gets further."""
+    learning = opened(tmp_path)
+    learning.learn((rank_with(256 * MIB),))
+    spec_of(learning)
+    slot = SlotStats(0, 0, 512 * MIB, 282 * MIB, 1024 * MIB, "somebody")
+    learning.learn((a_rank(slots=(slot,), rejections={"scratch": 1}),))
+    assert spec_of(opened(tmp_path)).learned == ((0, 0, 512 * MIB),)
+
+
+def test_the_headroom_of_a_reservation_is_not_learned(tmp_path: Path) -> None:
+    """A need that is refused again and again would make each reservation exceed the last."""
+    learning = opened(tmp_path)
+    learning.learn((rank_with(256 * MIB),))
+    spec_of(learning)
+    slot = SlotStats(0, 0, 282 * MIB, 282 * MIB, 1024 * MIB, "somebody")
+    learning.learn((a_rank(slots=(slot,), rejections={"scratch": 1}),))
+    assert spec_of(opened(tmp_path)).learned == ((0, 0, 256 * MIB),)
 
 
 def test_a_start_that_fails_with_what_was_proven_teaches_nothing(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_growth_without_end_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_deny_is_in_force_before_ready(tmp_path: Path) -> None:
-    """With nothing learned, growth is allowed for the probe until the proof."""
+    """Growth is allowed for the probe until the proof."""
     world = World(tmp_path)
     lived(world, stopped_in(State.READY), workspace=WorkspaceSettings(growth="deny"))
     assert world.specs[0].growth == "alongside"
