@@ -7,6 +7,7 @@ the start took less than two minutes. Without a restart the suite runs again in 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from holdfast.engine.interface import Engine
 from holdfast.records import RankStats, SlotStats
 from holdfast.settings import WorkspaceSettings
 from holdfast.workspace import learned_store
-from holdfast.workspace.plan import GrowthPolicy, Slot, WorkspaceSpec
+from holdfast.workspace.plan import MIB, GrowthPolicy, Slot, WorkspaceSpec
 
 QUICK_START_SECONDS = 120.0
+logger = logging.getLogger(__name__)
 
 
 def has_rejection(ranks: Iterable[RankStats]) -> bool:
@@ -36,6 +38,10 @@ def _served_bytes(slot: SlotStats) -> int:
     return slot.size_bytes if slot.size_bytes > slot.reserved_bytes else 0
 
 
+def _key(slot: SlotStats) -> Slot:
+    return slot.ubatch, slot.lane
+
+
 class Learning:
     """The learned reservations of one fingerprint, and the one restart they may cause."""
 
@@ -52,6 +58,8 @@ class Learning:
         """The reservations of the latest generation that was proven."""
         self._too_large: dict[Slot, int] = {}
         """Needs with which no engine starts: they are refused, and not learned."""
+        self._suspected: dict[Slot, int] = {}
+        """Reservations of starts that failed, until an engine is proven without them."""
         self._has_restarted = False
         self._is_measuring = False
 
@@ -61,6 +69,8 @@ class Learning:
         if self._directory is not None:
             self._slots = dict(learned_store.read(self._directory, fingerprint))
             self._on_disk = dict(self._slots)
+            self._too_large = dict(learned_store.read_too_large(self._directory, fingerprint))
+            self._log_too_large(learned_store.learned_path(self._directory, fingerprint))
         # With `deny`, the first request for more would end the start, and what is known may be what
         # an earlier run needed until it was stopped. Growth is allowed while the probe measures,
         # and refused after `settle`.
@@ -85,26 +95,33 @@ class Learning:
         A need that was refused is kept on disk only when an engine has started with it: there may
         be too little memory for it, and the next process must not fail to start because of it.
         """
+        # This engine has started without what is suspected.
+        self._too_large.update(self._suspected)
         served = dict(self._tried)
         for rank in ranks:
             for slot in rank.slots:
-                key, need_bytes = (slot.ubatch, slot.lane), slot.high_water_bytes
-                if need_bytes < self._too_large.get(key, need_bytes + 1):
-                    self._slots[key] = max(self._slots.get(key, 0), need_bytes)
-                served[key] = max(served.get(key, 0), _served_bytes(slot))
+                self._raise(self._slots, slot, slot.high_water_bytes)
+                self._raise(served, slot, _served_bytes(slot))
         self._keep(served)
+
+    def _raise(self, sizes: dict[Slot, int], slot: SlotStats, need_bytes: int) -> None:
+        """Raise the size of a slot to its need, unless no engine starts with that."""
+        key = _key(slot)
+        if need_bytes < self._too_large.get(key, learned_store.MAX_NEEDED_BYTES):
+            sizes[key] = max(sizes.get(key, 0), need_bytes)
 
     def unlearn(self) -> bool:
         """Forget what no engine was proven with, after a failed start; False if there is nothing.
 
         A request may need more memory than there is, and what it was refused is learned. Without
-        this, no engine would start again.
+        this, no engine would start again. If the start without it fails too, it was not the cause.
         """
         if self._tried == self._proven:
+            self._suspected.clear()
             return False
         for key, size_bytes in self._tried.items():
             if size_bytes > self._proven.get(key, 0):
-                self._too_large[key] = size_bytes
+                self._suspected[key] = size_bytes
         self._slots = dict(self._proven)
         return True
 
@@ -119,10 +136,15 @@ class Learning:
         """Whether the engine is to be started again now; True at most once.
 
         A restart needs a larger reservation that would have helped: a resource that was made late
-        has none, and exists in the next pass. Nor would it help a slot that warm-up made as large.
+        has none, and exists in the next pass. Nor would it help a slot that warm-up made as large,
+        or whose need no engine starts with.
         """
         ranks = tuple(ranks)
-        is_short = any(_fell_short(slot) for rank in ranks for slot in rank.slots)
+        is_short = any(
+            _fell_short(slot) and self._slots.get(_key(slot), 0) > self._tried.get(_key(slot), 0)
+            for rank in ranks
+            for slot in rank.slots
+        )
         is_worth_it = (
             self._settings.learned_restart == "always"
             or self._is_measuring
@@ -138,9 +160,28 @@ class Learning:
     async def settle(self, engine: Engine) -> None:
         """Put the configured growth policy in force, after a proof."""
         self._proven = dict(self._tried)
+        self._give_up_suspected()
         if self._is_measuring:
             self._is_measuring = False
             await engine.set_growth(self._settings.growth)
+
+    def _give_up_suspected(self) -> None:
+        """Have the next process not try again what an engine was proven without."""
+        if self._directory is None or not self._suspected:
+            return
+        if learned_store.write(self._directory, self._fingerprint, self._proven, self._suspected):
+            self._on_disk.update({key: self._proven.get(key, 0) for key in self._suspected})
+            self._suspected.clear()
+
+    def _log_too_large(self, path: Path) -> None:
+        for slot, size_bytes in self._too_large.items():
+            logger.warning(
+                "workspace %s gets less than %.2f MiB reserved, because no engine started with "
+                "that; to try it again, delete %s",
+                slot,
+                size_bytes / MIB,
+                path,
+            )
 
     @property
     def _may_restart(self) -> bool:

@@ -39,6 +39,14 @@ def spec_of(learning: Learning) -> WorkspaceSpec:
     return learning.spec(1, Path("anywhere"))
 
 
+def restarts_after(
+    learning: Learning, ranks: tuple[RankStats, ...], start_seconds: float = 1.0
+) -> bool:
+    """Return whether the engine is started again after a pass that these ranks have met."""
+    learning.learn(ranks)
+    return learning.takes_restart(ranks, start_seconds)
+
+
 class GrowthRecorder:
     """The part of an engine that learning uses."""
 
@@ -81,42 +89,42 @@ def test_when_the_engine_is_started_again(
     """`auto` restarts only after a rejection or a quick start, `always` always, `never` never."""
     ranks = (rank_with(MIB, rejections=rejections),)
     learning = opened(tmp_path, learned_restart=when)
-    assert learning.takes_restart(ranks, start_seconds) is restarts
+    assert restarts_after(learning, ranks, start_seconds) is restarts
 
 
 def test_it_is_started_again_only_once(tmp_path: Path) -> None:
     """A need that grows from start to start does not cause an endless loop."""
     learning = opened(tmp_path, learned_restart="always")
     ranks = (rank_with(MIB),)
-    assert learning.takes_restart(ranks, 1.0)
-    assert not learning.takes_restart(ranks, 1.0)
+    assert restarts_after(learning, ranks)
+    assert not restarts_after(learning, ranks)
 
 
 def test_what_cannot_be_reserved_is_not_a_reason_to_start_again(tmp_path: Path) -> None:
     """A resource that is made late grows no slot, and exists in the next pass."""
     slot = SlotStats(0, 0, 2 * MIB, 2 * MIB, MIB, "somebody")
     learning = opened(tmp_path, learned_restart="always")
-    assert not learning.takes_restart((a_rank(slots=(slot,), growths={"locked": 1}),), 1.0)
+    assert not restarts_after(learning, (a_rank(slots=(slot,), growths={"locked": 1}),))
 
 
 def test_what_warm_up_has_made_is_not_a_reason_to_start_again(tmp_path: Path) -> None:
     """A slot was as large at the lock as it ever had to be, though nothing was reserved for it."""
     slot = SlotStats(0, 0, 2 * MIB, 0, 2 * MIB, "somebody", locked_bytes=2 * MIB)
     learning = opened(tmp_path, learned_restart="always")
-    assert not learning.takes_restart((a_rank(slots=(slot,), growths={"locked": 1}),), 1.0)
+    assert not restarts_after(learning, (a_rank(slots=(slot,), growths={"locked": 1}),))
 
 
 def test_what_was_larger_than_at_the_lock_is_a_reason_to_start_again(tmp_path: Path) -> None:
     """A reservation of the learned size makes it large enough before it is locked."""
     slot = SlotStats(0, 0, 4 * MIB, 0, 3 * MIB, "somebody", locked_bytes=2 * MIB)
     learning = opened(tmp_path, learned_restart="always")
-    assert learning.takes_restart((a_rank(slots=(slot,), growths={"locked": 1}),), 1.0)
+    assert restarts_after(learning, (a_rank(slots=(slot,), growths={"locked": 1}),))
 
 
 def test_without_a_directory_nothing_restarts() -> None:
     """With `--learned-dir none` a restart has nothing to use."""
     learning = opened(None, learned_restart="always")
-    assert not learning.takes_restart((rank_with(MIB, rejections=1),), 1.0)
+    assert not restarts_after(learning, (rank_with(MIB, rejections=1),))
 
 
 def test_the_largest_need_of_all_ranks_is_learned(tmp_path: Path) -> None:
@@ -156,6 +164,13 @@ def test_without_a_directory_it_is_learned_for_this_process_alone() -> None:
     learning = opened(None)
     learning.learn((rank_with(5 * MIB),))
     assert spec_of(learning).learned == ((0, 0, 5 * MIB),)
+
+
+def test_an_absurd_need_is_not_learned(tmp_path: Path) -> None:
+    """No engine would start with it, and no file could keep it."""
+    learning = opened(tmp_path)
+    learning.learn((rank_with(2 << 40, rejections=1),))
+    assert spec_of(learning).learned == ()
 
 
 def test_no_need_is_not_worth_a_file(tmp_path: Path) -> None:
@@ -203,7 +218,7 @@ def test_deny_measures_first(tmp_path: Path) -> None:
 def test_deny_measures_first_and_restarts_however_slow_the_start(tmp_path: Path) -> None:
     """A restart reserves what grew while measuring, and `deny` holds from its beginning."""
     learning = opened(tmp_path, growth="deny")
-    assert learning.takes_restart((rank_with(MIB),), SLOW_SECONDS)
+    assert restarts_after(learning, (rank_with(MIB),), SLOW_SECONDS)
     assert spec_of(learning).growth == "deny"
     assert settled(learning) == []
 
@@ -249,6 +264,56 @@ def test_what_no_engine_starts_with_is_forgotten(tmp_path: Path) -> None:
     assert spec_of(opened(tmp_path)).learned == ((0, 0, 5 * MIB),)
     learning.learn((rank_with(6 * MIB),))
     assert spec_of(learning).learned == ((0, 0, 6 * MIB),)
+
+
+def given_up(directory: Path) -> Learning:
+    """Return what knows 300 MiB from disk, and had to start without them."""
+    opened(directory).learn((rank_with(300 * MIB),))
+    learning = opened(directory)
+    spec_of(learning)
+    assert learning.unlearn()
+    assert spec_of(learning).learned == ()
+    return learning
+
+
+def test_the_same_reservation_is_not_a_reason_to_start_again(tmp_path: Path) -> None:
+    """The need that no engine starts with is met again, and would not be reserved."""
+    assert not restarts_after(given_up(tmp_path), (rank_with(300 * MIB),))
+
+
+def test_the_next_process_does_not_try_what_no_engine_starts_with(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine was proven without it. The log says what is not reserved, and what undoes that."""
+    learning = given_up(tmp_path)
+    learning.learn((rank_with(300 * MIB),))
+    settled(learning)
+    following = opened(tmp_path)
+    assert spec_of(following).learned == ()
+    assert "300.00 MiB" in caplog.text
+    assert str(learned_store.learned_path(tmp_path, FINGERPRINT)) in caplog.text
+    assert not restarts_after(following, (rank_with(300 * MIB),))
+    settled(following)
+    assert restarts_after(following, (rank_with(299 * MIB),))
+    assert spec_of(opened(tmp_path)).learned == ((0, 0, 299 * MIB),)
+
+
+def test_without_a_proof_the_next_process_tries_it_again(tmp_path: Path) -> None:
+    """It may be what an engine needs to be proven."""
+    learning = given_up(tmp_path)
+    learning.learn((rank_with(300 * MIB),))
+    assert spec_of(opened(tmp_path)).learned == ((0, 0, 300 * MIB),)
+
+
+def test_what_was_not_the_cause_of_a_failed_start_is_learned_again(tmp_path: Path) -> None:
+    """The start without it fails, too."""
+    learning = given_up(tmp_path)
+    assert not learning.unlearn()
+    spec_of(learning)
+    learning.learn((rank_with(300 * MIB),))
+    settled(learning)
+    assert spec_of(learning).learned == ((0, 0, 300 * MIB),)
+    assert spec_of(opened(tmp_path)).learned == ((0, 0, 300 * MIB),)
 
 
 def test_a_refused_need_is_kept_once_an_engine_has_started_with_it(tmp_path: Path) -> None:

@@ -596,8 +596,13 @@ def test_a_recovery_promises_what_the_last_start_took(tmp_path: Path) -> None:
 def test_a_learned_restart_while_recovering_is_part_of_it(tmp_path: Path) -> None:
     """A signal ended the first proof and the second grew: the state is RECOVERING until READY."""
     probing = Halt()
-    world = World(tmp_path, reports=(FAILED, GREW, PASSED), ranks=(SHORT,), probing=probing)
+    world = World(tmp_path, reports=(FAILED, GREW, PASSED), probing=probing)
 
+    async def start() -> None:
+        if len(world.specs) > 1:
+            world.ranks = (SHORT,)
+
+    world.starting = start
     life = lived(world, unplugged_in(probing))
     assert life.error is None
     assert len(world.specs) == 3
@@ -616,6 +621,17 @@ def test_a_reservation_with_which_nothing_starts_is_given_up(tmp_path: Path) -> 
     life = lived(world, stopped_in(State.READY))
     assert life.error is None
     assert [bool(spec.learned) for spec in world.specs] == [False, True, False]
+
+
+def test_a_reservation_with_which_nothing_starts_is_not_tried_by_the_next_server(
+    tmp_path: Path,
+) -> None:
+    """Its first engine grows again, and becomes ready without a restart."""
+    test_a_reservation_with_which_nothing_starts_is_given_up(tmp_path)
+    world = World(tmp_path, reports=(GREW, PASSED), ranks=(SHORT,))
+    life = lived(world, stopped_in(State.READY))
+    assert life.error is None
+    assert [bool(spec.learned) for spec in world.specs] == [False]
 
 
 def test_a_node_that_is_lost_while_the_engine_starts_is_waited_for(tmp_path: Path) -> None:

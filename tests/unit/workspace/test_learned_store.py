@@ -32,6 +32,10 @@ def slot(**changes: Any) -> dict[str, Any]:
     return {"ubatch": 0, "lane": 0, "needed_bytes": 5} | changes
 
 
+def too_large(**changes: Any) -> dict[str, Any]:
+    return {"ubatch": 0, "lane": 0, "too_large_bytes": 5, "since_unix_seconds": 1} | changes
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     """Every slot comes back with its bytes, and only with its fingerprint."""
     needs = {(0, 0): 21 * MIB, (1, 1): 0}
@@ -68,6 +72,31 @@ def test_a_file_says_what_it_is(tmp_path: Path) -> None:
     ]
 
 
+def test_a_need_is_not_kept_from_the_size_on_that_is_too_large(tmp_path: Path) -> None:
+    """That of the engine that started without it is, and a smaller one of a later run."""
+    learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 300, (0, 1): 7})
+    learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 5}, {(0, 0): 300})
+    assert learned_store.read(tmp_path, FINGERPRINT) == {(0, 0): 5, (0, 1): 7}
+    assert learned_store.read_too_large(tmp_path, FINGERPRINT) == {(0, 0): 300}
+    for need, known in ((301, 5), (300, 5), (299, 299)):
+        learned_store.write(tmp_path, FINGERPRINT, {(0, 0): need})
+        assert learned_store.read(tmp_path, FINGERPRINT) == {(0, 0): known, (0, 1): 7}
+    assert learned_store.read_too_large(tmp_path, FINGERPRINT) == {(0, 0): 300}
+
+
+@pytest.mark.parametrize("later_seconds", [learned_store.TOO_LARGE_SECONDS, -60])
+def test_what_is_too_large_is_forgotten(later_seconds: float, tmp_path: Path) -> None:
+    """After a week, or if the clock was wrong, it may be tried again."""
+    learned_store.write(tmp_path, FINGERPRINT, {}, {(0, 0): 300})
+    record = json.loads(file_in(tmp_path).read_text())
+    record["too_large"][0]["since_unix_seconds"] -= later_seconds
+    file_in(tmp_path).write_text(json.dumps(record))
+    assert learned_store.read_too_large(tmp_path, FINGERPRINT) == {}
+    learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 300})
+    assert learned_store.read(tmp_path, FINGERPRINT) == {(0, 0): 300}
+    assert "too_large" not in json.loads(file_in(tmp_path).read_text())
+
+
 def test_writing_leaves_no_other_file(tmp_path: Path) -> None:
     """The file appears at once, and no partial file remains; writers lock another one."""
     learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 5})
@@ -99,6 +128,13 @@ def test_writing_leaves_no_other_file(tmp_path: Path) -> None:
         json.dumps(document(slots=[slot(needed_bytes=1.5)])),
         json.dumps(document(slots=[slot(needed_bytes=True)])),
         json.dumps(document(slots=[slot(needed_bytes=None)])),
+        json.dumps(document(too_large=None)),
+        json.dumps(document(too_large=[5])),
+        json.dumps(document(too_large=[too_large(), too_large()])),
+        json.dumps(document(too_large=[too_large(lane=8)])),
+        json.dumps(document(too_large=[too_large(too_large_bytes=-1)])),
+        json.dumps(document(too_large=[too_large(since_unix_seconds="now")])),
+        json.dumps(document(too_large=[too_large(since_unix_seconds=True)])),
     ],
 )
 def test_a_bad_file_is_set_aside(
