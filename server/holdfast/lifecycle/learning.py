@@ -61,7 +61,6 @@ class Learning:
         self._suspected: dict[Slot, int] = {}
         """Reservations of starts that failed, until an engine is proven without them."""
         self._has_restarted = False
-        self._is_measuring = False
 
     def open(self, fingerprint: str) -> None:
         """Read what an earlier run with this fingerprint needed; a broken file is set aside."""
@@ -71,10 +70,6 @@ class Learning:
             self._on_disk = dict(self._slots)
             self._too_large = dict(learned_store.read_too_large(self._directory, fingerprint))
             self._log_too_large(learned_store.learned_path(self._directory, fingerprint))
-        # With `deny`, the first request for more would end the start, and what is known may be what
-        # an earlier run needed until it was stopped. Growth is allowed while the probe measures,
-        # and refused after `settle`.
-        self._is_measuring = self._settings.growth == "deny" and self._may_restart
 
     def spec(self, generation: int, stats_directory: Path) -> WorkspaceSpec:
         """Return the reservations for the workers of this generation."""
@@ -147,22 +142,31 @@ class Learning:
         )
         is_worth_it = (
             self._settings.learned_restart == "always"
-            or self._is_measuring
+            or self._measures
             or has_rejection(ranks)
             or start_seconds < QUICK_START_SECONDS
         )
         if self._has_restarted or not (self._may_restart and is_short and is_worth_it):
             return False
         self._has_restarted = True
-        self._is_measuring = False
         return True
+
+    def holds_for_the_next(self, ranks: Iterable[RankStats]) -> bool:
+        """Whether a proof of an engine with these ranks holds for the next one.
+
+        With `deny`, what grew while the probe measured would be refused to the next one. Where
+        nothing is sealed, that is not so for a resource that no slot contains.
+        """
+        return not self._measures or not any(
+            (rank.is_sealed and rank.growths["locked"]) or any(map(_fell_short, rank.slots))
+            for rank in ranks
+        )
 
     async def settle(self, engine: Engine) -> None:
         """Put the configured growth policy in force, after a proof."""
         self._proven = dict(self._tried)
         self._give_up_suspected()
-        if self._is_measuring:
-            self._is_measuring = False
+        if self._measures:
             await engine.set_growth(self._settings.growth)
 
     def _give_up_suspected(self) -> None:
@@ -188,5 +192,14 @@ class Learning:
         return self._directory is not None and self._settings.learned_restart != "never"
 
     @property
+    def _measures(self) -> bool:
+        """Whether growth is allowed until the proof, although it is refused afterwards.
+
+        The first request for more would end the start. What is known may be what an earlier run
+        needed until it was stopped, or too large to be reserved.
+        """
+        return self._settings.growth == "deny" and self._may_restart
+
+    @property
     def _growth(self) -> GrowthPolicy:
-        return "alongside" if self._is_measuring else self._settings.growth
+        return "alongside" if self._measures else self._settings.growth

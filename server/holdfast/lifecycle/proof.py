@@ -114,7 +114,7 @@ class Proof:
                 return "died"
             self._require_success(report)
             if not report.grew:
-                self._is_valid = True
+                self._is_valid = self._learning.holds_for_the_next(ranks)
                 self._limit(engine)
                 try:
                     await self._learning.settle(engine)

@@ -207,20 +207,18 @@ def test_the_settings_reach_the_workers(tmp_path: Path) -> None:
     assert spec == WorkspaceSpec(str(tmp_path / "stats"), 3, MIB, 0.5, "alongside", 7)
 
 
-def test_deny_measures_first(tmp_path: Path) -> None:
-    """With `deny` and nothing known, growth is allowed until the proof."""
+def test_deny_measures_every_engine(tmp_path: Path) -> None:
+    """Growth is allowed until the proof, also in the engine that replaces another."""
     learning = opened(tmp_path, growth="deny")
-    assert spec_of(learning).growth == "alongside"
-    assert settled(learning) == ["deny"]
-    assert spec_of(learning).growth == "deny"
+    for _ in range(2):
+        assert spec_of(learning).growth == "alongside"
+        assert settled(learning) == ["deny"]
 
 
-def test_deny_measures_first_and_restarts_however_slow_the_start(tmp_path: Path) -> None:
-    """A restart reserves what grew while measuring, and `deny` holds from its beginning."""
+def test_deny_restarts_however_slow_the_start(tmp_path: Path) -> None:
+    """A restart reserves what grew while measuring."""
     learning = opened(tmp_path, growth="deny")
     assert restarts_after(learning, (rank_with(MIB),), SLOW_SECONDS)
-    assert spec_of(learning).growth == "deny"
-    assert settled(learning) == []
 
 
 def test_deny_measures_whatever_an_earlier_run_needed(tmp_path: Path) -> None:
@@ -230,6 +228,35 @@ def test_deny_measures_whatever_an_earlier_run_needed(tmp_path: Path) -> None:
     assert spec_of(learning).learned == ((0, 0, 4 * MIB),)
     assert spec_of(learning).growth == "alongside"
     assert settled(learning) == ["deny"]
+
+
+GROWN = SlotStats(0, 0, 4 * MIB, 2 * MIB, 3 * MIB, "somebody")
+LARGE_ENOUGH = SlotStats(0, 0, 4 * MIB, 4 * MIB, 3 * MIB, "somebody")
+
+
+@pytest.mark.parametrize(
+    ("growth", "slot", "locked_growths", "is_sealed", "holds"),
+    [
+        ("alongside", GROWN, 1, True, True),
+        ("deny", LARGE_ENOUGH, 0, True, True),
+        ("deny", GROWN, 1, True, False),
+        ("deny", GROWN, 1, False, False),
+        ("deny", LARGE_ENOUGH, 1, True, False),
+        ("deny", LARGE_ENOUGH, 1, False, True),
+    ],
+)
+def test_with_deny_a_proof_holds_for_the_next_engine_unless_it_took_growth(
+    growth: GrowthPolicy,
+    slot: SlotStats,
+    locked_growths: int,
+    tmp_path: Path,
+    *,
+    is_sealed: bool,
+    holds: bool,
+) -> None:
+    """The next one would be refused; not a resource that it needs first where nothing is sealed."""
+    rank = a_rank(slots=(slot,), growths={"locked": locked_growths}, is_sealed=is_sealed)
+    assert opened(tmp_path, growth=growth).holds_for_the_next((rank,)) == holds
 
 
 @pytest.mark.parametrize("learning_is_off", [True, False])

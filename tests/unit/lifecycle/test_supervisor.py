@@ -291,6 +291,29 @@ def test_deny_is_in_force_before_ready(tmp_path: Path) -> None:
     assert world.engines[0].policies == ["deny"]
 
 
+def test_with_deny_a_proof_that_took_growth_does_not_hold_for_the_next_engine(
+    tmp_path: Path,
+) -> None:
+    """No engine starts with what it needs reserved, so the next one has to grow as well."""
+    world = World(tmp_path, reports=(GREW, GREW, PASSED), ranks=(SHORT,))
+
+    async def start() -> None:
+        if world.specs[-1].learned:
+            await fail_to_start()
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        world.engines[-1].die(PLUG_PULLED)
+        await life.until(State.RECOVERING)
+        await stopped_in(State.READY)(life)
+
+    world.starting = start
+    life = lived(world, act, workspace=WorkspaceSettings(growth="deny"))
+    assert life.error is None
+    assert "one request" not in world.events
+    assert [engine.policies for engine in world.engines] == [[], ["deny"], ["deny"]]
+
+
 def test_an_engine_that_dies_of_its_policy_is_replaced(tmp_path: Path) -> None:
     """Its proof is valid, and its death is reported like any other."""
     halt = Halt()
