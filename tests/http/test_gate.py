@@ -343,13 +343,13 @@ def test_a_request_cut_off_while_it_is_sent_was_never_let_in() -> None:
 class Held(Gated):
     """A gate of a server that has lost its engine."""
 
-    def __init__(self, eta_seconds: float | None = None) -> None:
+    def __init__(self, eta_seconds: float | None = None, *, behind: ASGIApp | None = None) -> None:
         view = View(State.RECOVERING, "the engine died", eta_seconds, is_recovering=True)
         super().__init__(view)
         self.admission = Admission(
             view, probe_token=PROBE, refusals=self.refusals, hold_timeout_seconds=DEADLINE_SECONDS
         )
-        self.app = OwnRoutes([], Gate(self.inner, self.admission))
+        self.app = OwnRoutes([], Gate(behind or self.inner, self.admission))
 
     async def until_held(self, count: int) -> None:
         """Return when this many requests wait."""
@@ -430,6 +430,31 @@ def test_a_long_body_is_held_too() -> None:
             return await asking
 
     assert asyncio.run(scene()).text == f"inner {LONG_BYTES}"
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/whoami"), ("POST", "/pause")])
+def test_a_body_that_needs_no_engine_is_held_as_one(method: str, path: str) -> None:
+    """Its parts would take many times its size."""
+    sizes: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        has_more = True
+        while has_more:
+            message = await receive()
+            sizes.append(len(message["body"]))
+            has_more = message["more_body"]
+        await JSONResponse({})(scope, receive, send)
+
+    async def scene() -> None:
+        gated = Held(behind=app)
+        async with serving(gated.app) as client:
+            asking = asyncio.create_task(client.request(method, path, content=b"x" * LONG_BYTES))
+            await gated.until_held(1)
+            gated.view.move(State.READY)
+            await asking
+
+    asyncio.run(scene())
+    assert sizes == [LONG_BYTES]
 
 
 @pytest.mark.parametrize(

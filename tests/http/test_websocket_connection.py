@@ -41,6 +41,22 @@ def close_code(rest: bytes) -> int:
     return int.from_bytes(frame[2:4], "big")
 
 
+@pytest.mark.parametrize("frame", [b"\x81\x80" + MASK, PING, b"\xff\xff"])
+def test_a_frame_before_the_answer_is_refused(frame: bytes) -> None:
+    """Nobody reads what comes while a handshake is held, so it would fill the memory."""
+    app = App()
+
+    async def scene(server: Listening) -> tuple[int, bytes, dict[str, int]]:
+        async with server.wire() as wire:
+            await wire.send(HANDSHAKE % b"unanswered")
+            await until_set(app.entered)
+            await wire.send(frame)
+            answer = await wire.answer()
+            return answer.status, await wire.rest(), server.refused
+
+    assert run_scene(scene, app=app) == (400, b"", {"malformed": 1})
+
+
 def test_frames_that_nobody_reads_are_cut_off() -> None:
     """So that the application is told."""
     app = App()

@@ -152,8 +152,10 @@ class Gate:
     ) -> None:
         work = work_of(scope, self._root_path)
         receive = watcher = DisconnectWatcher(receive, is_json=_is_json(scope))
-        has_body = scope["type"] == "http" and work != "none" and not self._admission.refuses_all()
-        # Only a complete request gets capacity: a slow body may take hours to arrive.
+        # Only a complete request gets capacity: a slow body may take hours to arrive. One that is
+        # held would have each part of its body kept by itself.
+        needs_body = work != "none" or not self._admission.is_open(is_probe=False)
+        has_body = scope["type"] == "http" and needs_body and not self._admission.refuses_all()
         if has_body and not await watcher.has_whole_body():
             return
         context.received_seconds = time.monotonic()

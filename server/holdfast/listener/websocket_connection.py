@@ -71,6 +71,11 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the handshake, or frames, in turns with other connections."""
+        if self.handshake_initiated and not self.handshake_complete:
+            # While the handshake is held, the application would read no frame.
+            if not self.transport.is_closing():
+                self._refuse(errors.malformed())
+            return
         if self._unparsed:
             self._unparsed += data
             self.transport.pause_reading()
