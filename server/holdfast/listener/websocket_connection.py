@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncio.transports import BaseTransport
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,10 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         """The bytes of a message that is not complete."""
         self._message_bytes = 0
         """The bytes of messages that the application has got, or will get, and is not done with."""
+        self._waiting_bytes: deque[int] = deque()
+        """The size of each message that the application will get."""
+        self._present_bytes = 0
+        """The size of the message that the application got last, until it asks for the next."""
         self._try_resize: Resize | None = None
         # At level debug `websockets` logs the request with its query, and all headers, keys too.
         self.conn.debug = False
@@ -118,7 +123,9 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def _reserve(self) -> None:
         """Close unless there is memory for everything that was read."""
         size_bytes = self._message_bytes + self._fragment_bytes + len(self.conn.reader.buffer)
-        if self._try_resize is not None and not self._try_resize(size_bytes):
+        if self._try_resize is None or self._try_resize(size_bytes):
+            return
+        if not (self.close_sent or self.transport.is_closing()):
             self._table.refusals.count("buffers_full")
             self._fail(CloseCode.TRY_AGAIN_LATER, "no memory for messages (--max-buffered-size)")
 
@@ -146,7 +153,9 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         """Hand a complete message over."""
-        self._message_bytes += self._fragment_bytes
+        if not self.close_sent:  # uvicorn drops what comes after that
+            self._message_bytes += self._fragment_bytes
+            self._waiting_bytes.append(self._fragment_bytes)
         self._fragment_bytes = 0
         super().send_receive_event_to_app()
 
@@ -163,11 +172,14 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     async def receive(self) -> Any:
-        """Return the next event from the client."""
-        if self.queue.empty():  # the application is done with every message so far
-            self._message_bytes = 0
+        """Return the next event from the client: the application is done with the last one."""
+        if self._present_bytes:
+            self._message_bytes -= self._present_bytes
+            self._present_bytes = 0
             self._reserve()
         message = await super().receive()
+        if message["type"] == "websocket.receive":
+            self._present_bytes = self._waiting_bytes.popleft()
         if self._unparsed and not self.transport.is_closing():
             self.transport.pause_reading()
         return message
