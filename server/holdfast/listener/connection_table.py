@@ -152,6 +152,7 @@ class ConnectionSlot:
     def allow_eviction_last(self, evict: Evict) -> None:
         """Allow it only if no other can be evicted: what the client sent has not been read yet."""
         if self._owner is not None:
+            self._owner.evictable.pop(self, None)
             self._owner.evictable_last[self] = evict
 
     def forbid_eviction(self) -> None:

@@ -1,11 +1,11 @@
-"""One timer for many deadlines: each is told in time, and those that were done are not."""
+"""Which connections are told that they are late, and which one makes room for another?"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from holdfast.listener.connection_table import LATE_AT_ONCE, DeadlineQueue
+from holdfast.listener.connection_table import LATE_AT_ONCE, ConnectionSlots, DeadlineQueue
 
 DEADLINE_SECONDS = 60
 
@@ -102,3 +102,15 @@ def test_a_time_of_zero_is_none() -> None:
         return one.is_late in deadlines, two.is_late in deadlines
 
     assert asyncio.run(run()) == (False, True)
+
+
+def test_a_connection_is_evicted_as_was_allowed_last() -> None:
+    """What closed it during its TLS handshake would leave it open after that."""
+    slots, evicted = ConnectionSlots(1), list[str]()
+    slot = slots.take_slot()
+    assert slot is not None
+    slot.allow_eviction(lambda: evicted.append("handshake"))
+    slot.allow_eviction_last(lambda: evicted.append("connection"))
+    assert slots.take_slot() is not None
+    assert evicted == ["connection"]
+    assert slots.take_slot() is None
