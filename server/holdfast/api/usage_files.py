@@ -101,7 +101,9 @@ class _Writer:
         self._usage.restore(day, used)
 
     def _write(self) -> None:
-        problems = [self._try_day(day) for day in self._usage.days()]
+        # What earlier servers have counted today limits keys before this one has counted anything.
+        days = sorted({*self._usage.days(), self._usage.day})
+        problems = [self._try_day(day) for day in days]
         if (problem := next(filter(None, problems), None)) and not self._is_failing:
             logger.warning("--usage-dir: the usage of keys is not on disk: %s", problem)
         self._is_failing = problem is not None

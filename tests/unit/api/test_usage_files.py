@@ -126,6 +126,23 @@ def test_a_day_that_the_clock_comes_to_goes_on_as_its_file_says(
     assert [record["requests"] for record in records(tmp_path, DAY - 300)] == [2]
 
 
+def test_a_day_that_the_clock_comes_to_is_known_before_anything_is_counted(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that has used up its day would have no limit until the next write."""
+    with usage_kept(earlier := KeyUsage(clock=clock), tmp_path):
+        earlier.count("alice", requests=1, output_tokens=5)
+    monkeypatch.setattr(usage_files, "WRITE_SECONDS", 0.01)
+    clock.now_seconds -= DAY_SECONDS
+    usage = KeyUsage(clock=clock)
+    with usage_kept(usage, tmp_path):
+        clock.now_seconds += DAY_SECONDS
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while usage.tokens_today("alice") != 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 def test_days_that_could_not_be_written_are_kept(
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +159,7 @@ def test_days_that_could_not_be_written_are_kept(
         for day in range(DAY, DAY + 4):
             until(usage_file(whole, day), '"requests": 3')
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while usage.days():
+        while usage.days().keys() - {usage.day}:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
