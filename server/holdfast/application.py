@@ -245,14 +245,14 @@ class Application:
         )
 
     def _openapi(self, document: openapi.Document) -> openapi.Document:
-        listen = self._settings.listen
         return openapi.complete(
             document,
             version=__version__,
             has_keys=not self._keys.api.is_empty,
+            guards_metrics=self._keys.guards_metrics,
             has_page=self._settings.page.is_on,
             others=(self._admin.openapi(),),
-            root_path=listen.root_path,
+            root_path=self._settings.listen.root_path,
         )
 
     def _state(self) -> State:

@@ -110,6 +110,25 @@ def test_the_key_is_needed_where_one_is_set(has_keys: bool, is_optional: bool) -
     assert document["components"]["securitySchemes"]["api_key"]["scheme"] == "bearer"
 
 
+@pytest.mark.parametrize(("guards_metrics", "security"), [(False, []), (True, None)])
+def test_scrapes_need_a_key_where_they_are_guarded(
+    guards_metrics: bool, security: list[Any] | None
+) -> None:
+    """A client that was made from the document would get 401 otherwise."""
+    document = _complete(guards_metrics=guards_metrics)
+    for path in ("/metrics", "/metrics/routing"):
+        assert document["paths"][path]["get"].get("security") == security
+    assert document["paths"]["/livez"]["get"]["security"] == []
+
+
+@pytest.mark.parametrize("path", ["/admin", "/admin/x", "/pause", "/adapters/{adapter_name}"])
+def test_a_route_of_operators_needs_a_key_where_clients_need_none(path: str) -> None:
+    """It is that of an admin."""
+    other: dict[str, Any] = {"paths": {path: {"post": {}}}}
+    document = _complete({"paths": {}}, has_keys=False, others=[other])
+    assert document["paths"][path]["post"]["security"] == [{"api_key": []}]
+
+
 def test_other_documents_stand_beside_ours() -> None:
     """Their paths, components and security are kept."""
     other = {

@@ -165,8 +165,7 @@ class KeyCheck:
 
     def _refusal(self, scope: Scope) -> _Refusal | None:
         path = route_path(scope["path"], self._root_path)
-        is_admin = path == ADMIN_PATH or path.startswith(f"{ADMIN_PATH}/")
-        if is_admin or is_for_operators(path):
+        if needs_admin_key(path):
             return self._admin_refusal(scope)
         # Our own routes have no WebSocket, so these paths are open for HTTP only.
         if scope["type"] == "http" and self._is_open(path):
@@ -219,6 +218,12 @@ class KeyCheck:
             return _NO_ADMIN_KEY
         current_request().key = name
         return None
+
+
+def needs_admin_key(path: str) -> bool:
+    """Return whether a path, given as by `route_path`, is open to admins alone."""
+    is_admin = path == ADMIN_PATH or path.startswith(f"{ADMIN_PATH}/")
+    return is_admin or is_for_operators(path)
 
 
 def _token(scope: Scope) -> bytes:

@@ -12,8 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.api.auth import METRICS_PATH, METRICS_PATHS, OPEN_PATHS, ROUTING_PATH
-from holdfast.api.router import OPERATOR_PATHS, PAGE_PATH, STREAM_PATH
+from holdfast.api.auth import (
+    METRICS_PATH,
+    METRICS_PATHS,
+    OPEN_PATHS,
+    ROUTING_PATH,
+    needs_admin_key,
+)
+from holdfast.api.router import PAGE_PATH, STREAM_PATH
 
 Document = dict[str, Any]
 
@@ -70,6 +76,7 @@ def complete(  # noqa: PLR0913 - what the document says of one server
     *,
     version: str,
     has_keys: bool,
+    guards_metrics: bool = False,
     has_page: bool = True,
     others: Iterable[Document] = (),
     root_path: str = "",
@@ -87,25 +94,26 @@ def complete(  # noqa: PLR0913 - what the document says of one server
         document["servers"] = [{"url": root_path}]
     document["security"] = _KEY if has_keys else [{}, *_KEY]
     paths: Document = document.setdefault("paths", {})
-    for path in OPERATOR_PATHS & paths.keys():
-        for operation in paths[path].values():
-            operation["security"] = _KEY
-    for other in (_own_document(has_page=has_page), *others):
+    open_paths = OPEN_PATHS if guards_metrics else OPEN_PATHS | METRICS_PATHS
+    for other in (_own_document(open_paths, has_page=has_page), *others):
         paths.update(other["paths"])
         for kind, members in other.get("components", {}).items():
             known = document.setdefault("components", {}).setdefault(kind, {})
             for name, member in members.items():
                 if known.setdefault(name, member) != member:
                     raise ValueError(f"two OpenAPI {kind} are called {name}")
-    for operation in (one for path in paths.values() for one in path.values()):
-        responses = operation.setdefault("responses", {})
-        # FastAPI documents a 422 of its own form, which we never answer.
-        responses.pop("422", None)
-        responses["default"] = {"$ref": "#/components/responses/OpenAIError"}
+    for path, operations in paths.items():
+        for operation in operations.values():
+            if needs_admin_key(path):
+                operation.setdefault("security", _KEY)
+            responses = operation.setdefault("responses", {})
+            # FastAPI documents a 422 of its own form, which we never answer.
+            responses.pop("422", None)
+            responses["default"] = {"$ref": "#/components/responses/OpenAIError"}
     return document
 
 
-def _own_document(*, has_page: bool) -> Document:
+def _own_document(open_paths: frozenset[str], *, has_page: bool) -> Document:
     """Return our routes, the key, and the error that any route may answer."""
     text, text_or_null = {"type": "string"}, {"type": ["string", "null"]}
     code = {"type": ["integer", "string", "null"]}
@@ -125,7 +133,10 @@ def _own_document(*, has_page: bool) -> Document:
     }
     return {
         "paths": {
-            path: {method: _operation(path, method, meaning) for method in methods}
+            path: {
+                method: _operation(path, method, meaning, is_open=path in open_paths)
+                for method in methods
+            }
             for path, methods, meaning in _ROUTES
             if has_page or path not in _PAGE_PATHS
         },
@@ -137,7 +148,7 @@ def _own_document(*, has_page: bool) -> Document:
     }
 
 
-def _operation(path: str, method: str, meaning: str) -> Document:
+def _operation(path: str, method: str, meaning: str, *, is_open: bool) -> Document:
     schema = {"$ref": "#/components/schemas/Health"}
     media_type = _MEDIA_TYPES.get(path)
     content = {media_type: {}} if media_type else {_JSON: {"schema": schema}}
@@ -149,7 +160,7 @@ def _operation(path: str, method: str, meaning: str) -> Document:
             status: {"description": answer, "content": content}
             for status, answer in statuses.items()
         },
-        **({"security": []} if path in OPEN_PATHS | METRICS_PATHS else {}),
+        **({"security": []} if is_open else {}),
     }
 
 
