@@ -17,6 +17,7 @@ DRIVEN_ELSEWHERE = {
     "api.admission": "http/test_admission.py http/test_admission_queue.py"
     " http/test_admission_websockets.py http/test_gate.py",
     "api.auth": "http/test_auth.py",
+    "api.cross_origin": "http/test_cross_origin.py",
     "api.errors": "http/test_limits.py http/test_router.py",
     "api.follower_health": "http/test_follower_health.py",
     "api.health": "http/test_health.py",

@@ -174,7 +174,7 @@ def layers_of_a_request() -> list[str]:
     made = [
         origins[node.func.id]
         for statement in stack.body
-        for node in ast.walk(statement)
+        for node in reversed([*ast.walk(statement)])  # the inner calls first
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     ]
     return made[::-1]

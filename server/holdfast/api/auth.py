@@ -178,7 +178,7 @@ class KeyCheck:
     def _api_refusal(self, scope: Scope, path: str) -> _Refusal | None:
         if self._keys.api.is_empty:
             return _FOREIGN_PAGE if self._is_of_foreign_page(scope) else None
-        if _is_preflight(scope):
+        if is_preflight(scope):
             return None
         # The probe does not use a client's key, which may change at any moment. A browser cannot
         # send one with the request for a page, which therefore asks for it.
@@ -247,11 +247,11 @@ def _values(scope: Scope, header: bytes) -> list[bytes]:
     return [bytes(value) for name, value in scope["headers"] if name == header]
 
 
-def _is_preflight(scope: Scope) -> bool:
+def is_preflight(scope: Scope) -> bool:
     """Return whether this is a browser's preflight request, which cannot carry a key.
 
-    vLLM's CORSMiddleware answers exactly these itself, before any route. Any other OPTIONS request
-    reaches the routes.
+    CORSMiddleware, ours or vLLM's, answers exactly these itself, before any route. Any other
+    OPTIONS request reaches the routes.
     """
     if scope["type"] != "http" or scope["method"] != "OPTIONS":
         return False

@@ -205,7 +205,8 @@ def _forget_keys(namespace: argparse.Namespace) -> None:
             setattr(namespace, flag.destination, None)
 
 
-_READ_ABOVE = frozenset({"log_level", "allowed_origins"})
+_LISTS = ("allowed_origins", "allowed_methods", "allowed_headers")
+_READ_ABOVE = frozenset({"log_level", *_LISTS})
 
 
 def _read_by_both(
@@ -236,7 +237,10 @@ def _read_by_both(
     level: str = getattr(namespace, "log_level", listen.log_level)
     yield "--log-level", level.lower(), listen.log_level
     yield "--api-key", tuple(namespace.api_key or listen.api_keys), listen.api_keys
-    yield "--allowed-origins", tuple(namespace.allowed_origins), listen.allowed_origins
+    yield "--allow-credentials", namespace.allow_credentials, listen.allows_credentials
+    for list_name in _LISTS:
+        flag_name = "--" + list_name.replace("_", "-")
+        yield flag_name, tuple(getattr(namespace, list_name)), getattr(listen, list_name)
     for member in fields(listen):
         if hasattr(namespace, member.name) and member.name not in _READ_ABOVE:
             name = "--" + member.name.replace("_", "-")

@@ -75,6 +75,9 @@ class ListenSettings:
     root_path: str = ""
     """It does not end in a slash."""
     allowed_origins: tuple[str, ...] = ()
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allows_credentials: bool = False
     uvicorn_log_level: str = "info"
     has_access_log: bool = True
     unlogged_paths: tuple[str, ...] = ()

@@ -33,7 +33,10 @@ def add_listener_flags(parser: argparse.ArgumentParser) -> None:
     listener.add_argument("--ssl-cert-reqs", type=int, choices=(0, 1, 2), default=0)
     listener.add_argument("--enable-ssl-refresh", action=argparse.BooleanOptionalAction)
     listener.add_argument("--root-path", default="")
-    listener.add_argument("--allowed-origins", type=_origins, default=())
+    listener.add_argument("--allowed-origins", type=_strings, default=())
+    for name in ("allowed-methods", "allowed-headers"):
+        listener.add_argument(f"--{name}", type=_strings, default=("*",))
+    listener.add_argument("--allow-credentials", action=argparse.BooleanOptionalAction)
     listener.add_argument("--uvicorn-log-level", choices=(*LOG_LEVELS, "trace"), default="info")
     listener.add_argument("--disable-uvicorn-access-log", action="store_true")
     listener.add_argument("--disable-access-log-for-endpoints", default="")
@@ -50,15 +53,15 @@ def no_nul(text: str) -> str:
     return text
 
 
-def _origins(text: str) -> tuple[str, ...]:
-    """Parse a JSON array of origins, as vLLM does; an ArgumentTypeError if it is something else."""
+def _strings(text: str) -> tuple[str, ...]:
+    """Parse a JSON array of strings, as vLLM does; an ArgumentTypeError if it is something else."""
     try:
-        origins = json.loads(text)
+        strings = json.loads(text)
     except (ValueError, RecursionError):
-        origins = None
-    if not isinstance(origins, list) or not all(isinstance(one, str) for one in origins):
+        strings = None
+    if not isinstance(strings, list) or not all(isinstance(one, str) for one in strings):
         raise argparse.ArgumentTypeError("it is not a JSON array of strings")
-    return tuple(origins)
+    return tuple(strings)
 
 
 def listen_settings(
@@ -94,6 +97,9 @@ def listen_settings(
         is_tls_refreshed=bool(namespace.enable_ssl_refresh),
         root_path=namespace.root_path.rstrip("/"),
         allowed_origins=namespace.allowed_origins,
+        allowed_methods=namespace.allowed_methods,
+        allowed_headers=namespace.allowed_headers,
+        allows_credentials=bool(namespace.allow_credentials),
         uvicorn_log_level=namespace.uvicorn_log_level,
         log_level=namespace.log_level,
         has_access_log=not namespace.disable_uvicorn_access_log,

@@ -1,0 +1,78 @@
+"""Which answers may web pages of other origins read? With `--allowed-origins`, also our own.
+
+vLLM's application has the same rule, but the gate lets in only what the engine is to answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from holdfast.api.auth import is_preflight, needs_admin_key
+from holdfast.api.router import route_path
+from holdfast.settings import ListenSettings
+
+
+def readable_by_pages(app: ASGIApp, listen: ListenSettings) -> ASGIApp:
+    """Return `app` with answers that pages of the allowed origins may read, if any is allowed."""
+    return _ReadableByPages(app, listen) if listen.allowed_origins else app
+
+
+class _ReadableByPages:
+    """ASGI layer: answers preflight requests, and adds the headers of CORS to answers.
+
+    Routes for admins are left out: no page may use them.
+    """
+
+    def __init__(self, app: ASGIApp, listen: ListenSettings) -> None:
+        self._app = app
+        self._root_path = listen.root_path
+        self._policy = CORSMiddleware(
+            app,
+            allow_origins=listen.allowed_origins,
+            allow_credentials=listen.allows_credentials,
+            allow_methods=listen.allowed_methods,
+            allow_headers=listen.allowed_headers,
+        )
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if not self._is_of_page(scope):
+            return self._app(scope, receive, send)
+        if is_preflight(scope):
+            return self._policy(scope, receive, send)
+        answer = _ReadableAnswer(self._policy, Headers(scope=scope), send)
+        return self._app(scope, receive, answer.send)
+
+    def _is_of_page(self, scope: Scope) -> bool:
+        return (
+            scope["type"] == "http"
+            and any(name == b"origin" for name, _ in scope["headers"])
+            and not needs_admin_key(route_path(scope["path"], self._root_path))
+        )
+
+
+class _ReadableAnswer:
+    """One response, which gets the headers unless vLLM's application has given them."""
+
+    __slots__ = ("_policy", "_request_headers", "_send")
+
+    def __init__(self, policy: CORSMiddleware, request_headers: Headers, send: Send) -> None:
+        self._policy = policy
+        self._request_headers = request_headers
+        self._send = send
+
+    def send(self, message: Message) -> Awaitable[None]:
+        if message["type"] != "http.response.start" or _has_passed_policy(message):
+            return self._send(message)
+        return self._policy.send(message, self._send, self._request_headers)
+
+
+def _has_passed_policy(message: Message) -> bool:
+    headers = [(name.lower(), value.lower()) for name, value in message.get("headers", ())]
+    return any(
+        name == b"access-control-allow-origin" or (name == b"vary" and b"origin" in value)
+        for name, value in headers
+    )
