@@ -35,7 +35,8 @@ def read_tasks(path: Path, flag: str = "--tasks") -> tuple[Task, ...]:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise UsageError(f"{flag}: {path} is too large.", remedy="give fewer tasks.")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`: JSON has other separators of Unicode as they are.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{flag}: {path} cannot be read: {error}.", remedy="correct the path."

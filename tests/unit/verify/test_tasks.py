@@ -21,6 +21,14 @@ def test_each_line_is_a_task(tmp_path: Path) -> None:
     assert read_tasks(path) == (Task(1, "1 + 1?", "2"), Task(3, "Ä?", "ä"))
 
 
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    """JSON allows the other separators of Unicode within a string, and some editors write a BOM."""
+    path = tmp_path / "tasks.jsonl"
+    first = '{"prompt": "a\u2028b\u0085c", "expected": "d"}'
+    path.write_bytes(f'\ufeff{first}\r\n{{"prompt": "e", "expected": "f"}}\r\n'.encode())
+    assert read_tasks(path) == (Task(1, "a\u2028b\u0085c", "d"), Task(2, "e", "f"))
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
