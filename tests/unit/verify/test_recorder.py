@@ -180,8 +180,7 @@ def test_the_model_of_the_baseline_is_verified(tmp_path: Path) -> None:
 def test_a_baseline_is_written_without_a_report(tmp_path: Path) -> None:
     """It has a place of its own; the exit code and the last line are those of the report."""
     path = tmp_path / "baseline"
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "report.json").symlink_to("/dev/full")
+    (tmp_path / "out" / "report.json").mkdir(parents=True)
     done = run(ScoringDouble(), tmp_path, f"--record={path}")
     assert done.code == 1
     assert "report.json could not be written" in done.errors

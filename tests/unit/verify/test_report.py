@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any, get_args
 from xml.etree import ElementTree as ET
 
@@ -15,6 +16,7 @@ import jsonschema
 import pytest
 
 from holdfast.configuration_record import Configuration, ModelFile
+from holdfast.errors import HoldfastError
 from holdfast.verify.records import (
     GROUPS,
     PROFILES,
@@ -45,6 +47,7 @@ from holdfast.verify.report import (
     markdown,
     page,
     wording,
+    write,
 )
 from holdfast.verify.report.markup import html
 from verified import REPORT_SCHEMA, require_report
@@ -323,6 +326,24 @@ def test_the_files_have_one_digest() -> None:
     changed = {wording.model_files((first, second, one)) for one in (third, *others)}
     assert len(changed) == 4
     assert wording.model_files(()) == ""
+
+
+def test_a_form_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
+    """The run may have taken hours; the error names the file."""
+    (tmp_path / "report.json").mkdir()
+    with pytest.raises(HoldfastError, match=r"report\.json could not be written: Is a directory"):
+        write(REPORT, tmp_path)
+    assert {one.name for one in tmp_path.iterdir() if one.is_file()} == set(FORMS) - {"report.json"}
+
+
+def test_a_file_that_nobody_may_change_is_replaced(tmp_path: Path) -> None:
+    """An earlier run, as another user, may have left it; others may read the new one as ever."""
+    for name in FORMS:
+        (tmp_path / name).symlink_to("/dev/full")  # which not even root can write to
+    assert write(REPORT, tmp_path) == tmp_path / "report.html"
+    (tmp_path / "other").touch()
+    modes = {one.lstat().st_mode for one in tmp_path.iterdir()}
+    assert modes == {(tmp_path / "other").stat().st_mode}
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -9,6 +9,7 @@ in_toto.py   test-result.json, a statement for what decides about a release
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -33,15 +34,29 @@ def write(report: Report, directory: Path) -> Path:
     """Write every form into an existing directory, and return the path of the page.
 
     Raises:
-        HoldfastError: a file could not be written.
+        HoldfastError: a file could not be written; the others are.
     """
+    lost: dict[str, OSError] = {}
     for name, rendered in FORMS.items():
         try:
             # A server may have answered with half a character, which has no encoding.
-            (directory / name).write_bytes(rendered(report).encode(errors="replace"))
+            _replace(directory / name, rendered(report).encode(errors="replace"))
         except OSError as error:
-            raise HoldfastError(
-                f"{directory / name} could not be written: {error.strerror}.",
-                remedy="make room there, or name another directory with --out.",
-            ) from None
+            lost[str(directory / name)] = error
+    if lost:
+        first = next(iter(lost.values()))
+        raise HoldfastError(
+            f"{', '.join(lost)} could not be written: {first.strerror}.",
+            remedy="make room there, or name another directory with --out.",
+        )
     return directory / "report.html"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file in place of one that this user may not be allowed to change."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)  # not `write_atomically`: others read reports, too
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
