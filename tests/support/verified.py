@@ -99,12 +99,14 @@ async def verified_at(
     return Run(process.returncode, output.decode(), errors.decode(), out)
 
 
-async def interrupted(app: OpenAIDouble, directory: Path, number: signal.Signals) -> Run:
+async def interrupted(
+    app: OpenAIDouble, directory: Path, number: signal.Signals, *arguments: str
+) -> Run:
     """A run that gets a signal once the server hangs."""
     out = directory / "out"
     async with (
         serving(app) as client,
-        started(str(client.base_url), f"--out={out}") as process,
+        started(str(client.base_url), f"--out={out}", *arguments) as process,
     ):
         await app.is_hanging.wait()
         process.send_signal(number)

@@ -83,11 +83,11 @@ def verify(arguments: Sequence[str]) -> int:
         finally:  # it took as long to measure as the report, and has a place of its own
             if flags.record:
                 say(keep(measured, report, flags.record, options), sys.stdout)
-        if admin_key:
-            say(asyncio.run(show_on_page(url, admin_key, report)), sys.stdout)
     except KeyboardInterrupt:
         say("inconclusive: interrupted before there was a report", sys.stdout)
         return EXIT_CODES[Verdict.INCONCLUSIVE]
+    if admin_key:
+        say(_shown(url, admin_key, report), sys.stdout)
     return EXIT_CODES[report.verdict]
 
 
@@ -219,6 +219,14 @@ async def _run(
     )
     measured: Baseline | None = context.measured.get(recording.measured)
     return redacted(report, target.secrets), redacted(measured, target.secrets)
+
+
+def _shown(url: str, admin_key: str, report: Report) -> str:
+    """A line that says whether the status page shows the verdict."""
+    try:
+        return asyncio.run(show_on_page(url, admin_key, report))
+    except KeyboardInterrupt:
+        return "the status page may not show the verdict: interrupted"
 
 
 def _make_directory(path: Path) -> None:

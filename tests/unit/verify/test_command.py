@@ -292,3 +292,28 @@ def test_a_server_that_shows_no_verdict_changes_none(tmp_path: Path) -> None:
     assert done.code == 7
     last = done.output.splitlines()[-1]
     assert last == "the status page does not show the verdict: the server answered 403"
+
+
+class Speechless(Shown):
+    """Takes the verdict, and never says so."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait until the client leaves."""
+        if scope["type"] == "http" and scope["path"] == "/admin/verify-run":
+            await self._hang(Request(scope, receive))
+        else:
+            await super().__call__(scope, receive, send)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_after_the_report_hides_no_failure(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """Only the status page may lack the verdict."""
+    key = tmp_path / "admin-key"
+    key.write_text("the-admin-key\n")
+    app = Speechless("no such capital")
+    done = asyncio.run(interrupted(app, tmp_path, number, f"--admin-api-key-file={key}"))
+    assert (done.code, done.errors) == (7, "")
+    last = done.output.splitlines()[-1]
+    assert last == "the status page may not show the verdict: interrupted"
