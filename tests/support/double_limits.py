@@ -1,6 +1,8 @@
-"""An `openai_double` that limits requests, as a server does for a key or under load."""
+"""An `openai_double` that limits requests, as a server does for a key, or has no time for them."""
 
 from __future__ import annotations
+
+import asyncio
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -8,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from openai_double import OpenAIDouble
 
 EVERY = 1 << 30
+SLOW_SECONDS = 3.0
 
 
 class LimitedDouble(OpenAIDouble):
@@ -23,3 +26,15 @@ class LimitedDouble(OpenAIDouble):
             return await super()._chat(request)
         self.refused -= 1
         return JSONResponse({}, 429, {"Retry-After": self.retry_after})
+
+
+class SlowDouble(OpenAIDouble):
+    """The application; the first chat that asks for more than a token waits for its turn."""
+
+    _has_begun = False
+
+    async def _chat(self, request: Request) -> Response:
+        if not self._has_begun and (await request.json()).get("max_tokens", 1) > 1:
+            self._has_begun = True
+            await asyncio.sleep(SLOW_SECONDS)
+        return await super()._chat(request)

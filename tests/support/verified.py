@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 
 from asgi_server import serving
+from double_limits import SLOW_SECONDS
 from holdfast.demo.trained import is_trained
 from holdfast.verify.baseline import Baseline
 from holdfast.verify.check import Check
 from holdfast.verify.checks import ALL, oracle
 from holdfast.verify.checks.oracle import recording
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, CheckStatus, Profile
+from holdfast.verify.records import CheckResult, CheckStatus, Profile, Request
 from holdfast.verify.runner import RunContext, run
+from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.survey import survey
-from holdfast.verify.target import Target
+from holdfast.verify.target import PATIENT_SECONDS, REQUEST_SECONDS, Target
 from openai_double import OpenAIDouble
 
 DEADLINE_SECONDS = 120
@@ -145,6 +148,20 @@ class Unseen:
     def begun(self, check: Check) -> None: ...
 
     def ended(self, result: CheckResult) -> None: ...
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each request that nobody gave more patience fail unless its answer comes soon."""
+    stream = Target.stream
+
+    async def hurried(
+        target: Target, request: Request, *, deadline_seconds: float = REQUEST_SECONDS
+    ) -> StreamedAnswer:
+        if deadline_seconds < PATIENT_SECONDS:
+            deadline_seconds = SLOW_SECONDS - 1.0
+        return await stream(target, request, deadline_seconds=deadline_seconds)
+
+    monkeypatch.setattr(Target, "stream", hurried)
 
 
 def results(

@@ -17,7 +17,7 @@ from typing import Any
 from holdfast.verify.agreement import Scores, Top
 from holdfast.verify.answers import MalformedError, dig, dig_or
 from holdfast.verify.baseline import WIDTH
-from holdfast.verify.target import Answer
+from holdfast.verify.target import PATIENT_SECONDS, Answer
 from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
 
 _MIN_LOG_PROB = -9000.0
@@ -154,7 +154,7 @@ async def _accepted(trial: Trial, prompt: str | list[int], **asked: Any) -> Answ
     taken, width = await trial.once(_taken), asked.get("logprobs") or 0
     has_prompt = "prompt_logprobs" in asked
     try:
-        answer = await trial.complete(prompt, **asked)
+        answer = await trial.complete(prompt, deadline_seconds=PATIENT_SECONDS, **asked)
     except UnexpectedStatusError as error:
         is_known = taken.get(has_prompt, -1) >= width
         # A list that is wider than what every check needs is for its own check to judge.

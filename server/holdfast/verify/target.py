@@ -23,7 +23,8 @@ from holdfast.verify.streams import Chunk, StreamedAnswer
 REQUEST_SECONDS = 120.0
 """For one answer, unless the caller has another deadline."""
 PATIENT_SECONDS = 600.0
-"""For an answer that may wait for a new engine, or for the longest prompt, or for many tokens."""
+"""For an answer that may wait for a new engine, for the longest prompt, for many tokens or for
+others."""
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 2.0
 """A connection that was idle for longer is not used again: vLLM and Holdfast close it after 5 s,

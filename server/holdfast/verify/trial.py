@@ -13,7 +13,7 @@ from holdfast.verify.baseline import Baseline, limit_of
 from holdfast.verify.options import Options
 from holdfast.verify.records import Fault, Limit, Number, Profile, Request, Series, Server
 from holdfast.verify.streams import StreamedAnswer
-from holdfast.verify.target import REQUEST_SECONDS, Answer, Target
+from holdfast.verify.target import PATIENT_SECONDS, REQUEST_SECONDS, Answer, Target
 from holdfast.verify.tasks import score_key
 from holdfast.verify.waiting import LIMITED_REMEDY, LimitedError, Reply, until_admitted
 
@@ -24,6 +24,8 @@ TOKENIZE = "/tokenize"
 LIMITED = f"the server limits its requests (429); {LIMITED_REMEDY}"
 _OK = 200
 _UNKNOWN_FIELD = (400, 422)
+_MANY_TOKENS = 256
+"""Of an answer that takes minutes on a slow server, or behind others on one with a single slot."""
 _MAX_REQUESTS = 8
 """More do not help to repeat a check."""
 _MAX_FAULTS = 20
@@ -142,22 +144,23 @@ class Trial:
             raise InconclusiveError(LIMITED) from None
 
     async def post(
-        self, path: str, body: Mapping[str, Any], *, deadline_seconds: float = REQUEST_SECONDS
+        self, path: str, body: Mapping[str, Any], *, deadline_seconds: float | None = None
     ) -> Answer:
-        """The answer to a request that is right.
+        """The answer to a request that is right; by default, its tokens decide the deadline.
 
         Raises:
             NoAnswerError: there is none in time.
             UnexpectedStatusError: its status is not 200.
             InconclusiveError: it is 429 until the deadline.
         """
+        deadline_seconds = deadline_seconds or _deadline_seconds_of(body)
         answer = await self.admitted(partial(self.ask, path, body), deadline_seconds)
         if answer.status != _OK:
             raise UnexpectedStatusError(answer)
         return answer
 
     async def chat(
-        self, asked: Asked, *, deadline_seconds: float = REQUEST_SECONDS, **options: Any
+        self, asked: Asked, *, deadline_seconds: float | None = None, **options: Any
     ) -> Answer:
         """The answer to a chat: greedy, unless `options` say otherwise.
 
@@ -172,7 +175,7 @@ class Trial:
         self,
         prompt: str | Sequence[Any],
         *,
-        deadline_seconds: float = REQUEST_SECONDS,
+        deadline_seconds: float | None = None,
         **options: Any,
     ) -> Answer:
         """The answer to a completion, as `chat`."""
@@ -180,7 +183,7 @@ class Trial:
         return await self.post(COMPLETIONS, body, deadline_seconds=deadline_seconds)
 
     async def stream(
-        self, path: str, body: Mapping[str, Any], *, deadline_seconds: float = REQUEST_SECONDS
+        self, path: str, body: Mapping[str, Any], *, deadline_seconds: float | None = None
     ) -> StreamedAnswer:
         """The same request as a stream that ends with the usage.
 
@@ -192,6 +195,7 @@ class Trial:
         asked = {"stream": True, "stream_options": {"include_usage": True}, **body}
         request = Request("POST", path, asked)
         self._note(request)
+        deadline_seconds = deadline_seconds or _deadline_seconds_of(body)
         answer = await self.admitted(partial(self.target.stream, request), deadline_seconds)
         if answer.status != _OK:
             raise UnexpectedStatusError(answer)
@@ -296,6 +300,12 @@ class Trial:
         noted = self._shared_requests if self._measuring else self._requests
         if len(noted) < _MAX_REQUESTS and request not in noted:
             noted.append(request)
+
+
+def _deadline_seconds_of(body: Mapping[str, Any]) -> float:
+    """How long an answer may take, by how many tokens it may have."""
+    is_long = body.get("max_tokens", 0) >= _MANY_TOKENS
+    return PATIENT_SECONDS if is_long else REQUEST_SECONDS
 
 
 def _fault(what: str, answer: Answer | StreamedAnswer | None) -> Fault:

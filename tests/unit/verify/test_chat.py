@@ -7,15 +7,17 @@ from dataclasses import replace
 import pytest
 
 from double_defects import Defect
+from double_limits import SlowDouble
 from double_model import Generated
 from holdfast.verify.baseline import Baseline, Score
+from holdfast.verify.check import Check
 from holdfast.verify.checks import chat
 from holdfast.verify.checks.chat.judges import broken_characters, loop, stray_scripts
 from holdfast.verify.checks.chat.matrix import prompts
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckStatus
 from openai_double import Body, OpenAIDouble
-from verified import not_passed, results
+from verified import hurry, not_passed, results
 
 FOUND_BY: dict[Defect, str] = {
     "no sums": "arithmetic",
@@ -150,6 +152,13 @@ def test_a_model_that_is_cut_while_it_thinks_is_not_judged(
     """It might have answered; one that ends without an answer gives none."""
     made = results(Thinking(finish_reason), SMOKE)
     assert {one.status for one in made.values()} == {status}
+
+
+@pytest.mark.parametrize("check", [*SMOKE, *MATRIX], ids=lambda check: check.name)
+def test_a_slow_server_is_waited_for(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that thinks first may write hundreds of tokens."""
+    hurry(monkeypatch)
+    assert not_passed(results(SlowDouble(), [check])) == {}
 
 
 NONSENSE = {

