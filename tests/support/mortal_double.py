@@ -31,6 +31,7 @@ class MortalDouble(OpenAIDouble):
 
     async def _completion(self, request: Request) -> Response:
         body = await self._body(request)
+        self._notice_death()
         if body.get("max_tokens") == ANSWER_TOKENS:
             self._long_answers += 1
             if self._long_answers > _CALM_ANSWERS:
@@ -48,4 +49,9 @@ class MortalDouble(OpenAIDouble):
             while not self._file.exists():  # noqa: ASYNC110 - a file has no event
                 await asyncio.sleep(0.01)
         self._running -= 1
-        self.generation, self.deaths = 2, 1
+        self._notice_death()
+
+    def _notice_death(self) -> None:
+        """The next engine answers once there is the file."""
+        if self._file.exists():
+            self.generation, self.deaths = 2, 1

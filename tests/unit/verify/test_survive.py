@@ -107,6 +107,17 @@ def test_a_command_is_not_waited_for_longer_than_it_runs(tmp_path: Path) -> None
         os.kill(int(noted.read_text()), signal.SIGKILL)
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_kill_is_not_blamed_on_the_server_whatever_the_command_says(
+    code: int, tmp_path: Path
+) -> None:
+    """A command may kill the engine and then fail at another process."""
+    file = tmp_path / "dead"
+    options = Options(kill_command=("sh", "-c", f"touch {file}; exit {code}"))
+    found = results(MortalDouble(file), survive.CHECKS, options=options)
+    assert not_passed(found) == ({"survive.death": CheckStatus.INCONCLUSIVE} if code else {})
+
+
 def test_a_command_that_kills_nothing_proves_nothing() -> None:
     """Where the answers come all the same, the engine may have lived on."""
     (found,) = results(OpenAIDouble(), DEATH, options=Options(kill_command=("true",))).values()

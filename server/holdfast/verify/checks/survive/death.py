@@ -10,15 +10,15 @@ from functools import partial
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from holdfast.verify.answers import dig, excerpt
+from holdfast.verify.answers import MalformedError, dig, excerpt
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.survive.asking import require_life
 from holdfast.verify.checks.wire.asking import either
 from holdfast.verify.course import course_of
-from holdfast.verify.records import equal_to
+from holdfast.verify.records import HoldfastFacts, equal_to
 from holdfast.verify.survey import ask_holdfast
 from holdfast.verify.target import PATIENT_SECONDS, Answer, NoAnswerError
-from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
+from holdfast.verify.trial import InconclusiveError, SkippedError, Trial, UnexpectedStatusError
 from holdfast.verify.waiting import together
 
 CLIENTS = 16
@@ -57,23 +57,14 @@ async def death(trial: Trial) -> None:
     ]
     calm = [await _all(trial, asked) for _ in range(_ROUNDS)]
     before = await ask_holdfast(trial.target)
-    tasks = [asyncio.create_task(_one(trial, one)) for one in asked]
     try:
-        await _until_running(trial, tasks)
-        waiting = [not task.done() for task in tasks]
-        await _kill(trial.options.kill_command)
-        disturbed = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-    await require_life(trial)
-    after = await ask_holdfast(trial.target)
-    is_known_dead = (
-        before is not None and after is not None and after.generation > before.generation
-    )
-    course = await course_of(trial)
-    course.told += [before] if before is not None else []
-    course.killed += is_known_dead
+        waiting, disturbed = await _disturbed(trial, asked)
+    except (InconclusiveError, MalformedError):
+        # The command may have killed the engine all the same, which no later check may blame.
+        with suppress(NoAnswerError, UnexpectedStatusError, InconclusiveError):
+            await _note_death(trial, before)
+        raise
+    is_known_dead = await _note_death(trial, before)
     lost = sum(said is None for said in disturbed)
     trial.measure("answers that were waited for", sum(waiting))
     trial.measure("answers lost", lost, limit=equal_to(0))
@@ -82,6 +73,43 @@ async def death(trial: Trial) -> None:
     if not lost and not is_known_dead:
         raise InconclusiveError("nothing shows that the command killed the engine")
     _compare(trial, calm, disturbed)
+
+
+async def _disturbed(
+    trial: Trial, asked: Sequence[Asked]
+) -> tuple[list[bool], list[CountedAnswer | None]]:
+    """Which answers were waited for when the engine was killed, and what all of them say.
+
+    Raises:
+        InconclusiveError: the command could not be run, or says that it failed.
+    """
+    tasks = [asyncio.create_task(_one(trial, one)) for one in asked]
+    try:
+        await _until_running(trial, tasks)
+        waiting = [not task.done() for task in tasks]
+        await _kill(trial.options.kill_command)
+        return waiting, await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _note_death(trial: Trial, before: HoldfastFacts | None) -> bool:
+    """Note for later checks that this one killed Holdfast's engine; whether it is known to be dead.
+
+    Raises:
+        NoAnswerError: the server answers no more.
+        UnexpectedStatusError: it answers with an error.
+    """
+    await require_life(trial)
+    after = await ask_holdfast(trial.target)
+    is_known_dead = (
+        before is not None and after is not None and after.generation > before.generation
+    )
+    course = await course_of(trial)
+    course.told += [before] if before is not None else []
+    course.killed += is_known_dead
+    return is_known_dead
 
 
 def _compare(
