@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import get_args
 
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from holdfast.verify.checks import self_agreement
-from holdfast.verify.records import CheckResult, CheckStatus
-from openai_double import OpenAIDouble
+from holdfast.verify.checks.oracle import recording
+from holdfast.verify.options import Options
+from holdfast.verify.records import CheckResult, CheckStatus, Profile
+from openai_double import Body, OpenAIDouble
 from scoring_double import ScoringDouble
 from scoring_faults import PathFault, Peculiarity, SharedFault
 from verified import not_passed, results
@@ -189,3 +193,42 @@ def test_a_brace_that_is_not_closed_hides_no_hits(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(self_agreement.contexts, "_HITS_SECONDS", 1.0)
     only = [check for check in self_agreement.CHECKS if check.name == "prefix"]
     assert not_passed(results(Unclosed(), only)) == {}
+
+
+class Strict(ScoringDouble):
+    """Refuses what does not fit into its context, and has blocks of many tokens in its cache."""
+
+    def __init__(self, max_tokens: int, block_tokens: int = 0) -> None:
+        super().__init__(api_key="of a client", admin_key="of an operator", max_tokens=max_tokens)
+        self._block_tokens = block_tokens
+
+    async def _completed(self, body: Body, ids: list[int]) -> Body:
+        if len(ids) + body["max_tokens"] > self._max_tokens:
+            raise HTTPException(400, "the prompt is too long")
+        return await super()._completed(body, ids)
+
+    def _cached_tokens(self, body: Body, ids: Sequence[int]) -> int:
+        return super()._cached_tokens(body, ids) if len(ids) > self._block_tokens else 0
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "block_tokens", "profile", "skipped"),
+    [
+        (320, 0, "full", ["self.chunked"]),
+        (400, 0, "quick", []),
+        (1024, 544, "quick", ["self.chunked"]),
+    ],
+)
+def test_a_short_context_is_not_exceeded(
+    max_tokens: int,
+    block_tokens: int,
+    profile: Profile,
+    skipped: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts are cut to it, also those of a baseline; what has no room in it is skipped."""
+    monkeypatch.setattr(self_agreement.contexts, "_HITS_SECONDS", 0.5)
+    checks = [check for check in self_agreement.CHECKS if check.name != "needles"]
+    checks += recording.CHECKS
+    made = results(Strict(max_tokens, block_tokens), checks, profile, Options(records=True))
+    assert not_passed(made) == dict.fromkeys(skipped, CheckStatus.SKIPPED), made

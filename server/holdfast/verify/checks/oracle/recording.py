@@ -55,7 +55,8 @@ async def measured(trial: Trial) -> Baseline:
     """A baseline without scores, time and verdict, which only a run that is over has."""
     made = await trial.once(sequences)
     floor = (await noise(trial)).reordered
-    lengths = sorted({min(one, made.longest_tokens - ANSWER_TOKENS) for one in _LENGTHS})
+    most = made.longest_scored(ANSWER_TOKENS)
+    lengths = sorted({min(one, most) for one in _LENGTHS})
     recorded = [await _sequence(trial, made, length) for length in lengths]
     fingerprint = (await decoded(trial, made.prompt(lengths[0]), 1)).fingerprint
     contexts, contexts_noise = await _contexts(trial, made)

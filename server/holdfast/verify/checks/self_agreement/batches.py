@@ -28,7 +28,7 @@ async def full_batch(trial: Trial) -> None:
     await need_decode(trial)
     made = await trial.once(sequences)
     limits = (await noise(trial)).reordered.as_reordered
-    most = min(_MAX_TOKENS, made.longest_tokens - ANSWER_TOKENS)
+    most = min(_MAX_TOKENS, made.longest_scored(ANSWER_TOKENS))
     prompts = [
         made.prompt(min(_SHORTEST_TOKENS + _STEP_TOKENS * number, most), 100 + number)
         for number in range(_SEQUENCES.get(trial.profile, _MAX_SEQUENCES))

@@ -71,6 +71,11 @@ async def chunked(trial: Trial) -> None:
     short = (await noise(trial)).reordered.as_reordered
     first = await trial.once(_cached_tokens)
     control = [first, first + _RUNG_TOKENS // 2]
+    if control[-1] >= made.longest_tokens:
+        raise SkippedError(
+            f"in {made.longest_tokens} tokens no prompt can grow in the prefix cache",
+            "serve the model with a longer --max-model-len",
+        )
     ladder = await _ladder(trial, made, control, _RUNG_TOKENS)
     if not compare(await _cold(trial, made, control), ladder).is_within(short):
         raise InconclusiveError("a prefix from the cache does not agree; see self.prefix")
@@ -147,14 +152,16 @@ async def _cached_tokens(trial: Trial) -> int:
         SkippedError: it keeps none, or the server does not report it.
     """
     made = await trial.once(sequences)
-    for length in _CACHED_TOKENS:
+    most = made.longest_scored(ANSWER_TOKENS + ANSWER_TOKENS // 2)  # half of it joins the prompt
+    lengths = sorted({min(one, most) for one in _CACHED_TOKENS})
+    for length in lengths:
         before, salt = await _hits(trial), secrets.token_hex(8)
         for _ in range(2):
-            await next_top(trial, made.prompt(length)[: made.longest_tokens - 1], salt=salt)
+            await next_top(trial, made.prompt(length), salt=salt)
         if await _is_hit(trial, before):
             return length
     raise SkippedError(
-        f"the prefix cache is off, or does not keep prompts of {max(_CACHED_TOKENS)} tokens",
+        f"the prefix cache is off, or does not keep prompts of {max(lengths)} tokens",
         "serve the model with --enable-prefix-caching",
     )
 

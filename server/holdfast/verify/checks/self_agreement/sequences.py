@@ -41,6 +41,10 @@ class Sequences:
     longest_tokens: int
     """Of a prompt with its answer."""
 
+    def longest_scored(self, answer_tokens: int) -> int:
+        """The longest prompt that can be scored with its answer, which takes one token more."""
+        return max(self.longest_tokens - answer_tokens - 1, 1)
+
     def prompt(self, tokens: int, number: int = 0) -> list[int]:
         """A prompt of this length; another number is another prompt, longer ones begin alike."""
         order = random.Random(number)  # noqa: S311 - the same in every run
