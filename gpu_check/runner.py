@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,21 @@ from gpu_check.survey import ROOT
 _POLL_SECONDS = 0.1
 _END_SECONDS = 40.0
 """For a subject to end by itself once its checks are made, or once it is asked to."""
+_SETTINGS = ("HOLDFAST_", "VLLM_", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""How variables begin that no subject gets. With segments that expand, torch takes memory in steps
+of 20 MiB, and the kit compares bytes."""
+_OF_THE_MACHINE = frozenset(
+    {
+        "VLLM_CACHE_ROOT",
+        "VLLM_CONFIG_ROOT",
+        "VLLM_CPU_OMP_THREADS_BIND",
+        "VLLM_CUDA_COMPATIBILITY_PATH",
+        "VLLM_CUDART_SO_PATH",
+        "VLLM_ENABLE_CUDA_COMPATIBILITY",
+        "VLLM_NCCL_SO_PATH",
+    }
+)
+"""What vLLM may need to run here at all."""
 _TIME_IS_OVER = "the time for the whole run was over"
 
 
@@ -102,13 +117,11 @@ def _begun(subject: Subject, checks: Sequence[Check], workplace: Workplace) -> I
     workplace.errand(subject, checks).write(errand_path)
     module = "gpu_check.subject_process"
     command = [sys.executable, "-m", module, str(errand_path), str(answers)]
-    paths = [str(ROOT / "server"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     with process_tree.nothing_left(), log_path.open("w") as log:
         process = subprocess.Popen(
             command,
             cwd=workplace.directory,
-            env=environment,
+            env=_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -118,6 +131,17 @@ def _begun(subject: Subject, checks: Sequence[Check], workplace: Workplace) -> I
             yield _Life(process, Answers(answers), log_path, subject, tuple(checks), workplace)
         finally:
             _stop(process)
+
+
+def _environment() -> Mapping[str, str]:
+    """That of the shell without the settings of a deployment, which its servers would take."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _OF_THE_MACHINE or not name.startswith(_SETTINGS)
+    }
+    paths = [str(ROOT / "server"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 @dataclass(frozen=True, slots=True)

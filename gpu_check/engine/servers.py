@@ -24,6 +24,8 @@ from gpu_check.records import TAIL_CHARACTERS, CheckFailedError
 ASK_SECONDS = 120.0
 STOP_SECONDS = 30.0
 POLL_SECONDS = 0.2
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""No proxy of the shell leads to a server of this machine."""
 _LISTENING = re.compile(r"listening on (\S+)")
 
 
@@ -94,7 +96,7 @@ class Server:
             data=None if body is None else json.dumps(body).encode(),
             headers={"content-type": "application/json"},
         )
-        return urllib.request.urlopen(request, timeout=ASK_SECONDS)  # noqa: S310 - as above
+        return _OPENER.open(request, timeout=ASK_SECONDS)
 
     def tokens(self, prompt: Sequence[int], count: int) -> list[int]:
         """The greedy continuation of `prompt` by `count` tokens.

@@ -183,3 +183,26 @@ def test_a_server_that_ends_at_once_is_quoted(tmp_path: Path) -> None:
         server.until(lambda: False, "ready", 60)
     assert str(caught.value).endswith("; its last line: error: no")
     assert "on its way" in caught.value.log_tail
+
+
+ANSWERS = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+HTTPServer(("127.0.0.1", int(sys.argv[1].removeprefix("--port="))), Handler).serve_forever()
+"""
+
+
+def test_a_proxy_of_the_shell_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not know the servers of this machine."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    (tmp_path / "answers.py").write_text(ANSWERS)
+    with servers.running("answers", ("answers",), {}, tmp_path, servers.free_port()) as server:
+        server.until(lambda: server.answers_200("/health"), "ready", 60)

@@ -49,6 +49,9 @@ def broke(bench): return 1 / 0
 def died(bench): os.kill(os.getpid(), signal.SIGKILL)
 def hung(bench): threading.Event().wait()
 def last(bench): return []
+def told(bench):
+    names = ("HOLDFAST_", "VLLM_", "PYTORCH_ALLOC", "PYTORCH_CUDA_ALLOC")
+    return [Measured(name, value) for name, value in os.environ.items() if name.startswith(names)]
 """
 
 
@@ -140,6 +143,21 @@ def test_a_server_that_is_not_ready_says_its_last_words(
     (result,) = runner.results(fakes("right", opened="unready"), work)
     assert (result.status, result.reason) == ("failed", "it is not ready")
     assert result.log_tail == "its last words"
+
+
+def test_no_setting_of_the_shell_reaches_a_subject(
+    work: runner.Workplace, fakes: Callable[..., list[Check]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a deployment sets is not what is checked; what the machine needs is kept."""
+    for name in [name for name in os.environ if name.startswith(("HOLDFAST_", "VLLM_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("VLLM_API_KEY", "a key")
+    monkeypatch.setenv("HOLDFAST_PROBE", "off")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/large")
+    (result,) = runner.results(fakes("told"), work)
+    assert result.measured == (Measured("VLLM_CACHE_ROOT", "/large"),)
 
 
 def test_when_the_time_of_the_run_is_over_what_is_left_fails(
