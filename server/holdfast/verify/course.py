@@ -32,14 +32,32 @@ async def course_of(trial: Trial) -> Course:
     return await trial.once(_begun)
 
 
+def restarts_in(told: Sequence[HoldfastFacts]) -> int:
+    """How often the server itself, and not only its engine, is known to have started meanwhile."""
+    return sum(_is_restarted(*pair) for pair in pairwise(told))
+
+
+def deaths_in(told: Sequence[HoldfastFacts]) -> float:
+    """How many engines have died meanwhile, as far as the server reports it."""
+    died = 0.0
+    for before, now in pairwise(one for one in told if one.deaths is not None):
+        died += (now.deaths or 0) - (0 if _is_restarted(before, now) else before.deaths or 0)
+    return died
+
+
 def since_the_first(told: Sequence[HoldfastFacts], name: Counted) -> Iterator[int]:
-    """A count at each moment; the counters of a new engine begin at 0."""
+    """A count at each moment; the counters of a new engine, or of a new server, begin at 0."""
     total = 0
     yield total
     for before, now in pairwise(told):
-        is_same = now.generation == before.generation
+        is_same = now.generation == before.generation and not _is_restarted(before, now)
         total += max(getattr(now, name) - (getattr(before, name) if is_same else 0), 0)
         yield total
+
+
+def _is_restarted(before: HoldfastFacts, now: HoldfastFacts) -> bool:
+    """Whether the server is known to have started in between, at which it counts from 0."""
+    return len({before.started_at_seconds, now.started_at_seconds} - {None}) > 1
 
 
 async def _begun(_trial: Trial) -> Course:

@@ -177,6 +177,8 @@ class HoldfastFacts:
     """Of engines, though nobody asked for it, since the server started; None if not looked at."""
     memory_bytes: float | None = None
     """Of the server's processes; None if not looked at."""
+    started_at_seconds: float | None = None
+    """Since 1970: when the server's own process started; None if not looked at."""
 
 
 @dataclass(frozen=True, slots=True)

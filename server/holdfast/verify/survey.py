@@ -18,7 +18,7 @@ from holdfast.verify.records import HoldfastFacts, Request, Server
 from holdfast.verify.redaction import redacted
 from holdfast.verify.target import Answer, NoAnswerError, Target
 from holdfast.verify.trial import CHAT, COMPLETIONS, MODELS, TOKENIZE
-from holdfast.verify.vitals import ask_vitals
+from holdfast.verify.vitals import Vitals, ask_vitals
 from holdfast.verify.waiting import LIMITED_REMEDY, TOO_MANY, LimitedError, until_admitted
 
 _OK = 200
@@ -86,7 +86,17 @@ async def ask_facts(target: Target) -> HoldfastFacts | None:
     if facts is None:
         return None
     told = await ask_vitals(target, is_holdfast=True)
-    return replace(facts, deaths=told.deaths, memory_bytes=told.memory_bytes)
+    return with_vitals(facts, told)
+
+
+def with_vitals(facts: HoldfastFacts, told: Vitals) -> HoldfastFacts:
+    """The facts with what `/metrics` adds to them."""
+    return replace(
+        facts,
+        deaths=told.deaths,
+        memory_bytes=told.memory_bytes,
+        started_at_seconds=told.started_at_seconds,
+    )
 
 
 def given_flags(arguments: Sequence[str]) -> Mapping[str, str]:

@@ -19,6 +19,7 @@ _LINE = re.compile(r"^([a-z_:]+)(?:\{([^}\n]*)\})? (\S+)", re.MULTILINE)
 _FRONT = "process_resident_memory_bytes"
 _ENGINE = "holdfast_engine_host_memory_bytes"
 _DEATHS = "holdfast_engine_deaths_total"
+_STARTED = "process_start_time_seconds"
 _ASKED_FOR = 'cause="requested"'
 """Of an engine that an operator restarts."""
 
@@ -30,6 +31,8 @@ class Vitals:
     memory_bytes: float | None = None
     deaths: float | None = None
     """Of engines, though nobody asked for it, since the server started."""
+    started_at_seconds: float | None = None
+    """Since 1970: when the server's own process started, at which it counts from 0."""
 
 
 async def ask_vitals(target: Target, *, is_holdfast: bool) -> Vitals:
@@ -51,13 +54,17 @@ def read_vitals(page: str, *, is_holdfast: bool) -> Vitals:
     wanted: tuple[str, ...] = (_FRONT, _ENGINE) if is_holdfast else (_FRONT,)
     memory: dict[str, float] = {}
     deaths: float | None = None
+    started_at_seconds: float | None = None
     for name, labels, said in _LINE.findall(page):
         value = _number(said)
         if name in wanted and value is not None:
             memory[name] = memory.get(name, 0.0) + value
         if name == _DEATHS and _ASKED_FOR not in labels and value is not None:
             deaths = (deaths or 0.0) + value
-    return Vitals(sum(memory.values()) if len(memory) == len(wanted) else None, deaths)
+        if name == _STARTED:
+            started_at_seconds = value
+    memory_bytes = sum(memory.values()) if len(memory) == len(wanted) else None
+    return Vitals(memory_bytes, deaths, started_at_seconds)
 
 
 def _number(said: str) -> float | None:

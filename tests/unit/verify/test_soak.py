@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from holdfast.verify.checks import soak
 from holdfast.verify.checks.soak import latency, memory, mix
@@ -131,6 +131,24 @@ def test_a_soak_ends_with_the_server() -> None:
     assert "was given up" in warning.what
     assert values(made["soak.load"])["minutes"] < 360
     assert made["soak.memory"].status is CheckStatus.PASSED
+
+
+class Restarted(SoakedDouble):
+    """Has lost engines before the soak, and starts again in it."""
+
+    async def _metrics(self, request: Request) -> Response:
+        page = bytes((await super()._metrics(request)).body).decode()
+        deaths, start = (0, 200) if self.has_aged.is_set() else (3, 100)
+        died = f'holdfast_engine_deaths_total{{cause="core_exit"}} {deaths}'
+        return PlainTextResponse(f"{page}{died}\nprocess_start_time_seconds {start}\n")
+
+
+def test_a_restart_of_the_server_is_found() -> None:
+    """It is no death of an engine, and hides none: the counts begin again."""
+    made = soaked(Restarted())
+    assert made["soak.load"].status is CheckStatus.FAILED
+    numbers = values(made["soak.load"])
+    assert (numbers["restarts of the server"], numbers["engines that died"]) == (1, 0)
 
 
 class Limiting(SoakedDouble):

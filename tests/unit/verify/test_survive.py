@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from double_defects import Defect
+from holdfast.verify.check import Check
 from holdfast.verify.checks import survive
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus
+from holdfast.verify.trial import Trial
 from mortal_double import MortalDouble
-from openai_double import MODEL, OpenAIDouble
+from openai_double import MODEL, Body, OpenAIDouble
 from verified import not_passed, results
 
 FOUND_BY: dict[Defect, str] = {
@@ -143,3 +145,34 @@ def test_a_claim_of_any_length_fills_no_memory() -> None:
     (found,) = results(Boasting(), only).values()
     assert found.status is CheckStatus.SKIPPED
     assert str(10**12) in found.reason
+
+
+class Restarted(OpenAIDouble):
+    """Has had a bad day, and starts again once it is asked, with one growth."""
+
+    async def _metrics(self, _request: Request) -> Response:
+        deaths, start = (0, 200) if self._completions > 1 else (3, 100)
+        name = 'holdfast_engine_deaths_total{cause="stall"}'
+        return PlainTextResponse(f"{name} {deaths}\nprocess_start_time_seconds {start}\n")
+
+    def _workspace(self) -> Body:
+        return {"growths": {"locked": 1 if self._completions > 1 else 5}, "rejections": {}}
+
+
+def test_a_restart_of_the_server_is_found() -> None:
+    """What it counted before is not taken off what it counts now."""
+
+    async def completes(trial: Trial) -> None:
+        await trial.complete("Hello", max_tokens=2)
+
+    only = [check for check in survive.CHECKS if check.name == "unharmed"]
+    checks = [Check("one", "survive", completes, "Something."), *only]
+    app = Restarted().without("/v1/chat/completions")
+    made = results(app, checks)["survive.unharmed"]
+    assert made.status is CheckStatus.FAILED
+    assert {one.name: one.value for one in made.numbers} == {
+        "restarts of the server": 1,
+        "growths": 1,
+        "rejections": 0,
+        "engines that died": 0,
+    }

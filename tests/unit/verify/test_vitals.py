@@ -25,3 +25,9 @@ def test_a_brace_that_is_not_closed_ends_with_its_line() -> None:
     """The next line has its own sample, and a page of such lines is not read again for each."""
     page = "a{\nprocess_resident_memory_bytes 5.0\nb{} 2\n"
     assert read_vitals(page, is_holdfast=False) == Vitals(5.0)
+
+
+def test_the_start_of_the_server_is_told() -> None:
+    """Its counts begin there."""
+    page = "process_start_time_seconds 1.75e+09\n"
+    assert read_vitals(page, is_holdfast=True) == Vitals(started_at_seconds=1.75e9)

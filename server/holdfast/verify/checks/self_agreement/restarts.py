@@ -15,7 +15,7 @@ from holdfast.verify.checks.self_agreement.judging import (
 from holdfast.verify.course import course_of
 from holdfast.verify.records import HoldfastFacts
 from holdfast.verify.scoring import scored
-from holdfast.verify.survey import ask_holdfast
+from holdfast.verify.survey import ask_facts, ask_holdfast
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 
 _RESTART = "/admin/restart"
@@ -44,7 +44,7 @@ async def _restart(trial: Trial) -> None:
         SkippedError: the key is not one of an operator.
         InconclusiveError: the next engine is not READY in time.
     """
-    facts = await ask_holdfast(trial.target)
+    facts = await ask_facts(trial.target)
     answer = await trial.ask(_RESTART, {"reason": "holdfast verify"})
     if answer.status in _REFUSED or facts is None:
         raise SkippedError(

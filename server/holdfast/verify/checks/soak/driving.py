@@ -15,6 +15,7 @@ from holdfast.verify.checks.soak.history import SoakHistory, begun, plan
 from holdfast.verify.checks.soak.looks import limits_of, look
 from holdfast.verify.checks.soak.mix import Client, room_of
 from holdfast.verify.checks.soak.samples import Sampler
+from holdfast.verify.course import deaths_in, restarts_in
 from holdfast.verify.records import equal_to
 from holdfast.verify.target import NoAnswerError
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial, UnexpectedStatusError
@@ -150,8 +151,10 @@ def _note(trial: Trial, history: SoakHistory) -> None:
     for kind, count in sorted(history.asked.items()):
         trial.measure(kind, count)
     trial.measure("unexpected errors", history.errors, limit=equal_to(0))
-    if history.deaths is not None:
-        trial.measure("engines that died", history.deaths, limit=equal_to(0))
+    told = [facts for _, facts in history.told]
+    trial.measure("restarts of the server", restarts_in(told), limit=equal_to(0))
+    if any(facts.deaths is not None for facts in told):
+        trial.measure("engines that died", deaths_in(told), limit=equal_to(0))
 
 
 CHECKS = (

@@ -24,9 +24,8 @@ class SoakSample:
     """Seconds since the soak began."""
     memory_bytes: float | None
     """None if the server does not report it."""
-    deaths: float | None
-    """Of engines, since the server started; only Holdfast counts them."""
     facts: HoldfastFacts | None
+    """With its `/metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +78,6 @@ class SoakHistory:
     def told(self) -> list[tuple[float, HoldfastFacts]]:
         """What Holdfast said, and when."""
         return [(one.at_seconds, one.facts) for one in self.samples if one.facts is not None]
-
-    @property
-    def deaths(self) -> float | None:
-        """Return how many engines died during the soak; None if the server does not report it."""
-        counts = [one.deaths for one in self.samples if one.deaths is not None]
-        return counts[-1] - counts[0] if counts else None
 
     def by_third(self) -> Mapping[int, list[float]]:
         """How long the answers of the first, second and last third took."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.verify.checks.soak.history import SoakHistory, SoakSample
-from holdfast.verify.survey import ask_holdfast
+from holdfast.verify.survey import ask_holdfast, with_vitals
 from holdfast.verify.trial import Trial
 from holdfast.verify.vitals import ask_vitals
 
@@ -28,4 +28,5 @@ class Sampler:
         is_holdfast = self._trial.server.holdfast is not None
         told = await ask_vitals(self._trial.target, is_holdfast=is_holdfast)
         facts = await ask_holdfast(self._trial.target) if is_holdfast else None
-        self._history.samples.append(SoakSample(at_seconds, told.memory_bytes, told.deaths, facts))
+        known = with_vitals(facts, told) if facts is not None else None
+        self._history.samples.append(SoakSample(at_seconds, told.memory_bytes, known))

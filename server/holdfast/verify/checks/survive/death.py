@@ -16,7 +16,7 @@ from holdfast.verify.checks.survive.asking import require_life
 from holdfast.verify.checks.wire.asking import either
 from holdfast.verify.course import course_of
 from holdfast.verify.records import HoldfastFacts, equal_to
-from holdfast.verify.survey import ask_holdfast
+from holdfast.verify.survey import ask_facts, ask_holdfast
 from holdfast.verify.target import PATIENT_SECONDS, Answer, NoAnswerError
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial, UnexpectedStatusError
 from holdfast.verify.waiting import together
@@ -56,7 +56,7 @@ async def death(trial: Trial) -> None:
         for number in range(CLIENTS)
     ]
     calm = [await _all(trial, asked) for _ in range(_ROUNDS)]
-    before = await ask_holdfast(trial.target)
+    before = await ask_facts(trial.target)
     try:
         waiting, disturbed = await _disturbed(trial, asked)
     except (InconclusiveError, MalformedError):

@@ -5,7 +5,7 @@ replaced in time, or the growth of a workspace.
 from __future__ import annotations
 
 from holdfast.verify.check import EVERY, Check
-from holdfast.verify.course import course_of, since_the_first
+from holdfast.verify.course import course_of, deaths_in, restarts_in, since_the_first
 from holdfast.verify.records import equal_to
 from holdfast.verify.survey import ask_facts
 from holdfast.verify.trial import InconclusiveError, Trial
@@ -22,6 +22,7 @@ async def unharmed(trial: Trial) -> None:
     told = [before, *course.told, now]
     *_, growths = since_the_first(told, "growths")
     *_, rejections = since_the_first(told, "rejections")
+    trial.measure("restarts of the server", restarts_in(told), limit=equal_to(0))
     trial.measure("growths", growths, limit=equal_to(0))
     trial.measure("rejections", rejections, limit=equal_to(0))
     if before.memory_bytes is not None and now.memory_bytes is not None:
@@ -29,8 +30,7 @@ async def unharmed(trial: Trial) -> None:
         trial.measure("memory after the checks", now.memory_bytes / _MIB, "MiB")
     if before.deaths is None or now.deaths is None:
         raise InconclusiveError("the server's /metrics does not report how many engines have died")
-    died = now.deaths - before.deaths - course.killed
-    trial.measure("engines that died", died, limit=equal_to(0))
+    trial.measure("engines that died", deaths_in(told) - course.killed, limit=equal_to(0))
 
 
 CHECKS = (
