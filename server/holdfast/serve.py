@@ -53,6 +53,9 @@ def serve(settings: Settings) -> ExitCode:
     usage = KeyUsage(lambda: keys.api.names)
     # Before any process is started, which would inherit the keys.
     hide_keys.hide_keys(settings.given_keys)
+    if settings.node_count > 1:
+        # Before signals are deferred, so that one ends the wait, and before clients can connect.
+        addresses.wait_for_own_address(settings.master_address)
     with (
         signals.deferred() as has_come,
         bound_socket(settings.listen) as sock,

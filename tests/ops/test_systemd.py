@@ -13,6 +13,8 @@ import pytest
 
 from holdfast import cli
 from holdfast.doctor.manifest_checks import ENGINE_STOP_SECONDS
+from holdfast.errors import ExitCode
+from holdfast.nodes.addresses import ABSENCE_SECONDS
 from holdfast.nodes.command_line import read_follow
 from ops.queries import ROOT
 
@@ -173,6 +175,14 @@ def test_what_a_restart_cannot_help_is_not_restarted(name: str) -> None:
         assert int(unit["RestartSec"][0]) >= REFUSED_PAUSE_SECONDS
     assert never == set(unit["RestartPreventExitStatus"][0].split())
     assert unit["Restart"] == ["always"]
+
+
+def test_a_head_without_its_address_is_started_until_it_has_it() -> None:
+    """Each start waits for long enough that the limit on starts is not reached."""
+    unit = settings("holdfast-head.service")
+    assert str(int(ExitCode.ENGINE_START)) not in unit["RestartPreventExitStatus"][0].split()
+    (hours,) = re.findall(r"^(\d+)h$", unit["StartLimitIntervalSec"][0])
+    assert ABSENCE_SECONDS * int(unit["StartLimitBurst"][0]) > int(hours) * 3600
 
 
 def test_the_server_may_drain() -> None:

@@ -82,6 +82,17 @@ def test_a_signal_before_there_is_a_loop_ends_cleanly(
     assert not list(temporary.iterdir())
 
 
+def test_a_head_waits_for_its_address_until_a_signal(tmp_path: Path) -> None:
+    """Nobody has 192.0.2.1 (RFC 5737)."""
+    key = tmp_path / "key"
+    key.touch(mode=0o600)
+    key.write_text("k" * 32)
+    several = ("--nnodes=2", "--master-addr=192.0.2.1", f"--node-key-file={key}")
+    with running(tmp_path, *UNPROBED, *several, command=STAND_IN) as server:
+        server.until(lambda: "Waiting for it" in server.log, "the wait")
+        assert server.stop() == 0
+
+
 def test_a_hang_up_drains_however_often_it_comes(tmp_path: Path) -> None:
     """A stream that runs is finished, and the exit code is 0."""
     with running(tmp_path, *UNPROBED, command=STAND_IN) as server:

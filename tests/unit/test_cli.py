@@ -486,17 +486,14 @@ def key_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_head_says_what_is_wrong_with_its_key_or_address(key_file: str) -> None:
+def test_a_head_says_what_is_wrong_with_its_key(key_file: str) -> None:
     """A flag without effect is a warning."""
     flags = ("--demo", "--nnodes=2", "--port=0", "--master-port=29501")
-    elsewhere = holdfast("serve", *flags, "--master-addr=192.0.2.1", "--node-key-file", key_file)
-    assert elsewhere.returncode == 2
-    assert "--master-port has no effect" in elsewhere.stderr
-    assert "--master-addr 192.0.2.1: " in elsewhere.stderr.splitlines()[-1]
     without_key = holdfast(
         "serve", *flags, "--master-addr=127.0.0.1", "--node-key-file", f"{key_file}.none"
     )
     assert without_key.returncode == 2
+    assert "--master-port has no effect" in without_key.stderr
     assert "No such file" in without_key.stderr.splitlines()[-1]
 
 

@@ -7,15 +7,17 @@ the first interface that is up (vLLM 0.32 `get_ip`, torch 2.13 `ProcessGroupGloo
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
+import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
-from holdfast.errors import UsageError, reason_of
+from holdfast.errors import EngineStartError, UsageError, reason_of
 from holdfast.loopback import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -23,6 +25,15 @@ logger = logging.getLogger(__name__)
 ANY_PORT = 9
 """Of a socket that sends nothing."""
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
+ABSENCE_SECONDS = 3600.0
+"""How long an address may be missing. Starts that wait this long never reach the unit's limit."""
+_POLL_SECONDS = 1.0
+_NOT_YET = {errno.EADDRNOTAVAIL, socket.EAI_AGAIN}
+"""No interface has the address, or no name server answers: time may change both."""
+_CHECK = (
+    "check that the other machine is on and the cable is in, and that `ip address` here shows the "
+    "address"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,49 @@ def family_of(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
+def wait_for_own_address(name: str, absence_seconds: float = ABSENCE_SECONDS) -> None:
+    """Wait until an interface has the address, given as --master-addr.
+
+    An interface gets none while the machine at the other end of its cable is off. What waiting
+    cannot correct is left to `own_address`.
+
+    Raises:
+        EngineStartError: none has it in time.
+    """
+    deadline = time.monotonic() + absence_seconds
+    is_told = False
+    while reason := _absence(name):
+        if time.monotonic() >= deadline:
+            raise EngineStartError(
+                f"--master-addr {name}: {reason}, for {absence_seconds:g} s.", remedy=f"{_CHECK}."
+            )
+        if not is_told:
+            logger.warning("--master-addr %s: %s. Waiting for it; %s", name, reason, _CHECK)
+            is_told = True
+        time.sleep(_POLL_SECONDS)
+    if is_told:
+        logger.info("--master-addr: this machine has the address %s now", name)
+
+
+def _absence(name: str) -> str:
+    """Return why the name is not an address of this machine yet; empty if time cannot help."""
+    try:
+        _bind(name)
+    except OSError as error:
+        return reason_of(error) if error.errno in _NOT_YET else ""
+    except ValueError:
+        return ""
+    return ""
+
+
+def _bind(name: str) -> str:
+    """Return the address that the name stands for, after this machine has bound it."""
+    family, *_, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.bind(address)
+    return str(address[0])
+
+
 def own_address(name: str) -> str:
     """Return the address of this machine that `name`, given as --master-addr, stands for.
 
@@ -58,15 +112,12 @@ def own_address(name: str) -> str:
         UsageError: it does not resolve, or is an address of another machine.
     """
     try:
-        family, *_, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.bind(address)
+        own = _bind(name)
     except (OSError, ValueError) as error:  # ValueError: a name that cannot be encoded
         raise UsageError(
             f"--master-addr {name}: {reason_of(error)}.",
             remedy="give the address of this machine at which the other nodes reach it.",
         ) from None
-    own = str(address[0])
     if is_loopback(own) and not is_loopback(name):
         logger.warning(
             "--master-addr: %s is %s, which other machines cannot reach; give the address of this "

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 import socket
+import subprocess
+import sys
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.nodes.addresses import address_towards, free_port, own_address, prefer
+from holdfast.errors import EngineStartError, UsageError
+from holdfast.nodes.addresses import (
+    address_towards,
+    free_port,
+    own_address,
+    prefer,
+    wait_for_own_address,
+)
+
+IN_A_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
+LATE_ADDRESS = """
+import logging, subprocess
+from holdfast.nodes.addresses import own_address, wait_for_own_address
+
+class Plug(logging.Handler):
+    def emit(self, record):
+        print(record.getMessage())
+        if record.levelno == logging.WARNING:
+            subprocess.run("ip addr add 10.77.0.1/24 dev lo".split(), check=True)
+
+subprocess.run("ip link set lo up".split(), check=True)
+logging.basicConfig(level=logging.INFO, handlers=[Plug()])
+wait_for_own_address("10.77.0.1")
+print(own_address("10.77.0.1"))
+"""
+"""Gives the machine the address once it waits for it."""
 
 
 def test_an_address_of_this_machine_is_its_own() -> None:
@@ -35,6 +63,42 @@ def test_an_address_of_another_machine_is_refused_with_a_remedy(name: str) -> No
         own_address(name)
     assert "--master-addr" in refused.value.cause
     assert "the address of this machine" in refused.value.remedy
+
+
+def test_an_address_that_comes_late_is_waited_for() -> None:
+    """As that on a cable does, while the machine at its other end is off."""
+    can_unshare = subprocess.run([*IN_A_NETWORK, "true"], timeout=60, check=False).returncode == 0
+    if not can_unshare or shutil.which("ip") is None:
+        pytest.skip("no networks can be made here")
+    done = subprocess.run(
+        [*IN_A_NETWORK, sys.executable, "-c", LATE_ADDRESS],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    waits, comes, own = done.stdout.splitlines()
+    assert "10.77.0.1: Cannot assign requested address. Waiting for it" in waits
+    assert comes.endswith("this machine has the address 10.77.0.1 now")
+    assert own == "10.77.0.1"
+
+
+def test_an_address_that_never_comes_is_a_failure_that_a_restart_may_correct() -> None:
+    """It is named, with what to check."""
+    with pytest.raises(EngineStartError, match=r"192\.0\.2\.1") as failed:
+        wait_for_own_address("192.0.2.1", absence_seconds=0.0)
+    assert "cable" in failed.value.remedy
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "a" * 300])
+def test_what_waiting_does_not_change_is_not_waited_for(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An address that is there, and a name that cannot be one."""
+    caplog.set_level(logging.INFO)
+    wait_for_own_address(name)
+    assert caplog.messages == []
 
 
 def test_the_address_towards_this_machine_is_the_loopback() -> None:
