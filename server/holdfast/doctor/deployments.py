@@ -26,6 +26,7 @@ STATE_DIRECTORY = f"{HOME}/.local/state/holdfast"
 """Where our images keep what Holdfast learned."""
 ProbeRole = Literal["startup", "readiness", "liveness", "health"]
 _URL = re.compile(r"https?://[^\s'\"\\]+")
+_OWN_CHECK = re.compile(r"\bholdfast['\",\s]+health\b")
 KEY_HEADER = "authorization"
 _LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}  # noqa: S104 - compared, not bound
 """A probe of any other host is not checked."""
@@ -38,7 +39,11 @@ class Probe:
     """A Kubernetes probe, or the health check of a Compose service."""
 
     path: str = ""
-    """Empty if the probe makes no HTTP request."""
+    """Empty if the probe makes no HTTP request that can be read."""
+    is_connection: bool = False
+    """Whether it only connects."""
+    is_own_check: bool = False
+    """Whether it is `holdfast health`, which knows the port and the scheme of its server."""
     port: str = ""
     """A number; empty if the container has no port of the given name."""
     scheme: str = "http"
@@ -190,6 +195,8 @@ def read_if_served(named: Deployment, read: Callable[[], Deployment]) -> Deploym
 
 def probe_of_command(command: object) -> Probe | None:
     """Return the HTTP request that a command makes to its own container; None if it makes none."""
+    if _OWN_CHECK.search(str(command)):
+        return Probe(path="/readyz", is_own_check=True)
     found = _URL.search(str(command))
     url = urlsplit(found[0].rstrip(";)'\",") if found else "")
     if url.hostname not in _LOCAL_HOSTS:

@@ -119,12 +119,13 @@ def pod_probes(container: Mapping[str, Any]) -> dict[ProbeRole, Probe]:
 
 
 def _probe(given: Mapping[str, Any], ports: Mapping[str, str]) -> Probe:
-    asked = given.get("httpGet")
-    if asked and not asked.get("host"):
-        port = str(asked.get("port"))
+    asked, connected = given.get("httpGet"), given.get("tcpSocket")
+    if connected and not connected.get("host"):
+        what = Probe(is_connection=True, port=_port(connected, ports))
+    elif asked and not asked.get("host"):
         what = Probe(
             path=str(asked.get("path") or "/"),
-            port=port if port.isdigit() else ports.get(port, ""),
+            port=_port(asked, ports),
             scheme=str(asked.get("scheme") or "http").lower(),
             has_key=any(
                 str(header.get("name")).lower() == KEY_HEADER
@@ -140,6 +141,11 @@ def _probe(given: Mapping[str, Any], ports: Mapping[str, str]) -> Probe:
         timeout_seconds=float(given.get("timeoutSeconds") or 1),
         attempts=whole_number(given.get("failureThreshold") or 3),
     )
+
+
+def _port(asked: Mapping[str, Any], ports: Mapping[str, str]) -> str:
+    port = str(asked.get("port"))
+    return port if port.isdigit() else ports.get(port, "")
 
 
 def _environment(entries: list[dict[str, Any]]) -> dict[str, str]:

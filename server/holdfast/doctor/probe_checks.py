@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from ssl import CERT_REQUIRED
 
 from holdfast.api.auth import METRICS_PATHS, OPEN_PATHS
@@ -22,6 +23,7 @@ OUR_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/statusz"})
 STARTED_PATHS = frozenset({"/readyz", "/health", "/ping", "/startupz"})
 """Paths that answer 503 until the first READY."""
 READY_PATHS = frozenset({"/readyz", "/health", "/ping"})
+_CONNECTION = "a TCP connection"
 _NAMES: dict[ProbeRole, HazardName] = {
     "startup": "startup-probe",
     "readiness": "readiness-probe",
@@ -29,12 +31,15 @@ _NAMES: dict[ProbeRole, HazardName] = {
     "health": "health-check",
 }
 
-Judge = Callable[[Deployment, Probe, str], Finding | None]
+Judge = Callable[[Deployment, Probe], Finding | None]
 
 
 def check_probes(deployment: Deployment, settings: Settings) -> Iterator[Finding]:
     """Yield the worst finding of each probe, and whether the image's health check can succeed."""
-    for role, probe in deployment.probes.items():
+    root_path = settings.listen.root_path
+    routed = {role: _routed(probe, root_path) for role, probe in deployment.probes.items()}
+    deployment = replace(deployment, probes=routed)
+    for role, probe in routed.items():
         yield _worst_finding(deployment, role, probe, settings)
     is_image_asked = not (deployment.is_pod or deployment.has_own_health_check)
     if deployment.is_ours and is_image_asked and settings.listen.ssl_cert_reqs == CERT_REQUIRED:
@@ -50,27 +55,31 @@ def _worst_finding(
     deployment: Deployment, role: ProbeRole, probe: Probe, settings: Settings
 ) -> Finding:
     name = _NAMES[role]
-    if not probe.path:
+    if not probe.path or (probe.is_connection and not deployment.is_ours):
         return ok(name, "no HTTP request")
-    path = _route(probe, settings.listen.root_path)
     return (
         _unreachable(deployment, role, probe, settings)
+        or _without_certificate(role, probe, settings)
         or _refused_path(deployment, role, probe, settings)
-        or _JUDGES[role](deployment, probe, path)
+        or _JUDGES[role](deployment, probe)
         or _short_timeout(deployment, name, probe)
-        or ok(name, path)
+        or ok(name, probe.path)
     )
 
 
-def _route(probe: Probe, root_path: str = "") -> str:
-    return route_path(probe.path.partition("?")[0], root_path)
+def _routed(probe: Probe, root_path: str) -> Probe:
+    """Return the probe with a route of the server as its path, which stays empty if unknown."""
+    if probe.is_connection:
+        return replace(probe, path=_CONNECTION)
+    path = probe.path.partition("?")[0]
+    return replace(probe, path=route_path(path, root_path) if path else "")
 
 
 def _unreachable(
     deployment: Deployment, role: ProbeRole, probe: Probe, settings: Settings
 ) -> Finding | None:
     listen, name = settings.listen, _NAMES[role]
-    if not deployment.is_ours:
+    if not deployment.is_ours or probe.is_own_check:
         return None
     served = "https" if listen.is_tls else "http"
     if listen.uds:
@@ -85,10 +94,17 @@ def _unreachable(
             f"it checks port {probe.port}, but the server listens on {listen.port}.",
             "check the server's own port.",
         )
-    if probe.scheme != served:
+    if probe.scheme != served and not probe.is_connection:
         seen = f"it uses {probe.scheme}, but the server uses {served}."
         return _never_succeeds(role, seen, f"scheme: {served.upper()}")
     return None
+
+
+def _without_certificate(role: ProbeRole, probe: Probe, settings: Settings) -> Finding | None:
+    if not probe.is_own_check or settings.listen.ssl_cert_reqs != CERT_REQUIRED:
+        return None
+    seen = "`holdfast health` has no certificate, which --ssl-cert-reqs requires."
+    return _never_succeeds(role, seen, "use a command that presents one.")
 
 
 def _never_succeeds(role: ProbeRole, seen: str, remedy: str) -> Finding:
@@ -99,7 +115,9 @@ def _never_succeeds(role: ProbeRole, seen: str, remedy: str) -> Finding:
 def _refused_path(
     deployment: Deployment, role: ProbeRole, probe: Probe, settings: Settings
 ) -> Finding | None:
-    path = _route(probe, settings.listen.root_path)
+    if probe.is_connection:
+        return None
+    path = probe.path
     if deployment.is_stock and path in OUR_PATHS:
         seen = f"{path} is not a route of vLLM's own server, which answers 404."
         return _never_succeeds(role, seen, "check /health, or run it with Holdfast.")
@@ -119,22 +137,19 @@ def _recommended_path(role: ProbeRole) -> str:
     return {"startup": "/startupz", "liveness": LIVENESS}.get(role, "/readyz")
 
 
-def _judge_liveness(deployment: Deployment, probe: Probe, path: str) -> Finding | None:
+def _judge_liveness(deployment: Deployment, probe: Probe) -> Finding | None:
     name: HazardName = "liveness-probe"
-    if path == LIVENESS:
+    if probe.path == LIVENESS:
         return None
     remedy = f"check {LIVENESS}, and add a startupProbe on /startupz."
-    if path not in STARTED_PATHS:
+    if probe.path not in STARTED_PATHS:
         return warning(
             name,
-            f"liveness checks {path}, which does not report whether the process lives.",
+            f"liveness checks {probe.path}, which does not report whether the process lives.",
             remedy,
         )
-    seen = f"liveness checks {path}, which answers 503 while an engine starts, recovers or drains"
-    startup = deployment.probes.get("startup")
-    # A startup probe that succeeds at once does not delay the liveness probe.
-    is_held_back = startup is not None and _route(startup) != LIVENESS
-    if not is_held_back and probe.budget_seconds < SHORTEST_START_SECONDS:
+    seen = f"liveness checks {probe.path}, which is 503 while an engine starts, recovers or drains"
+    if not _is_held_back(deployment) and probe.budget_seconds < SHORTEST_START_SECONDS:
         return failure(
             name,
             f"{seen}; without a startupProbe on /startupz, the container is killed after "
@@ -146,22 +161,31 @@ def _judge_liveness(deployment: Deployment, probe: Probe, path: str) -> Finding 
     )
 
 
-def _judge_readiness(deployment: Deployment, _probe: Probe, path: str) -> Finding | None:
-    if path in READY_PATHS or deployment.is_stock:
+def _is_held_back(deployment: Deployment) -> bool:
+    """Return whether a startup probe may delay the liveness probe until the first READY."""
+    startup = deployment.probes.get("startup")
+    if startup is None:
+        return False
+    # vLLM's own server answers nothing before its start is over.
+    return not deployment.is_ours or startup.path in {"", *STARTED_PATHS}
+
+
+def _judge_readiness(deployment: Deployment, probe: Probe) -> Finding | None:
+    if probe.path in READY_PATHS or deployment.is_stock:
         return None
     return warning(
         "readiness-probe",
-        f"{path} does not report whether requests are admitted.",
+        f"{probe.path} does not report whether requests are admitted.",
         "check /readyz.",
     )
 
 
-def _judge_startup(deployment: Deployment, probe: Probe, path: str) -> Finding | None:
+def _judge_startup(deployment: Deployment, probe: Probe) -> Finding | None:
     name: HazardName = "startup-probe"
-    if deployment.is_ours and path not in STARTED_PATHS:
+    if deployment.is_ours and probe.path not in STARTED_PATHS:
         return warning(
             name,
-            f"{path} answers before the start is over, so the probe protects nothing.",
+            f"{probe.path} succeeds before the start is over, so the probe protects nothing.",
             "check /startupz.",
         )
     if "--demo" in deployment.arguments or probe.budget_seconds >= USUAL_START_SECONDS:
@@ -174,7 +198,7 @@ def _judge_startup(deployment: Deployment, probe: Probe, path: str) -> Finding |
     )
 
 
-def _judge_health(_deployment: Deployment, _probe: Probe, _path: str) -> Finding | None:
+def _judge_health(_deployment: Deployment, _probe: Probe) -> Finding | None:
     return None
 
 

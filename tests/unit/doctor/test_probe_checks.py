@@ -17,6 +17,9 @@ OURS = Deployment("m: c", is_pod=True, image="holdfast:cuda", command=("serve", 
 STOCK = Deployment("m: c", is_pod=True, image="vllm/vllm-openai:v0.32.0", command=("m",))
 TLS = Settings(listen=ListenSettings(ssl_certfile="cert.pem"))
 WITH_KEY = Settings(listen=ListenSettings(api_keys=("secret",)))
+OWN_CHECK: dict[str, Any] = {"exec": {"command": ["holdfast", "health"]}}
+CONNECTION: dict[str, Any] = {"tcpSocket": {"port": 8000}}
+LONG: dict[str, Any] = {"timeoutSeconds": 5, "failureThreshold": 180}
 
 
 def probe(path: str, **changes: Any) -> Probe:
@@ -72,6 +75,75 @@ def test_liveness_on_health(asked: Probe, startup: dict[ProbeRole, Probe], sever
     """It kills what would recover, and without a startup probe that waits what starts."""
     deployment = replace(OURS, probes=startup)
     assert found("liveness", asked, deployment).severity == severity
+
+
+@pytest.mark.parametrize("path", ["/livez", "/", "/metrics", "/statusz"])
+def test_only_a_start_that_is_over_holds_liveness_back(path: str) -> None:
+    """Another route answers at once, so liveness kills a server that starts."""
+    deployment = replace(OURS, probes={"startup": probe(path)})
+    assert found("liveness", probe("/health", attempts=3), deployment).severity == "failure"
+
+
+def test_a_startup_probe_below_the_root_path_holds_liveness_back() -> None:
+    """As below none."""
+    settings = Settings(listen=ListenSettings(root_path="/api"))
+    deployment = replace(OURS, probes={"startup": probe("/api/startupz")})
+    liveness = found("liveness", probe("/health", attempts=3), deployment, settings)
+    assert liveness.severity == "warning"
+
+
+def of_pod(deployment: Deployment = OURS, **given: dict[str, Any]) -> dict[str, str]:
+    """The severities of the probes of a container, by name."""
+    asked = replace(deployment, probes=pod_probes(given))
+    return {one.name: one.severity for one in check_probes(asked, Settings())}
+
+
+@pytest.mark.parametrize(
+    ("given", "severities"),
+    [
+        ({"livenessProbe": OWN_CHECK}, {"liveness-probe": "failure"}),
+        ({"startupProbe": OWN_CHECK}, {"startup-probe": "failure"}),
+        ({"startupProbe": {**OWN_CHECK, **LONG}}, {"startup-probe": "ok"}),
+        ({"readinessProbe": {**OWN_CHECK, **LONG}}, {"readiness-probe": "ok"}),
+        ({"readinessProbe": CONNECTION}, {"readiness-probe": "warning"}),
+        ({"livenessProbe": CONNECTION}, {"liveness-probe": "warning"}),
+        (
+            {
+                "startupProbe": {**CONNECTION, **LONG},
+                "livenessProbe": {"httpGet": {"path": "/health", "port": 8000}},
+            },
+            {"startup-probe": "warning", "liveness-probe": "failure"},
+        ),
+        (
+            {
+                "startupProbe": {"exec": {"command": ["ask"]}, **LONG},
+                "livenessProbe": {"httpGet": {"path": "/health", "port": 8000}},
+            },
+            {"startup-probe": "ok", "liveness-probe": "warning"},
+        ),
+    ],
+)
+def test_probes_that_make_no_http_request_themselves(
+    given: dict[str, Any], severities: dict[str, str]
+) -> None:
+    """`holdfast health` asks for /readyz; a connection succeeds as soon as the server listens."""
+    assert of_pod(**given) == severities
+
+
+def test_vllms_own_server_listens_when_it_has_started() -> None:
+    """So a connection tells that, unlike with Holdfast."""
+    liveness = {"httpGet": {"path": "/health", "port": 8000}}
+    given = {"startupProbe": {**CONNECTION, **LONG}, "livenessProbe": liveness}
+    assert of_pod(STOCK, **given) == {"startup-probe": "ok", "liveness-probe": "warning"}
+
+
+@pytest.mark.parametrize(("role", "severity"), [("liveness", "failure"), ("health", "warning")])
+def test_our_own_check_has_no_certificate(role: ProbeRole, severity: str) -> None:
+    """It uses TLS by itself, and fails where a certificate is required."""
+    asked = Probe(path="/readyz", is_own_check=True, timeout_seconds=5.0, attempts=180)
+    required = replace(TLS, listen=replace(TLS.listen, ssl_cert_reqs=2))
+    assert found("health", asked, settings=TLS).severity == "ok"
+    assert found(role, asked, settings=required).severity == severity
 
 
 @pytest.mark.parametrize(
@@ -205,7 +277,14 @@ def test_the_health_check_of_the_image() -> None:
         ({"exec": {"command": ["true"]}}, ("", "", "http")),
         ({"exec": {"command": ["curl", "http://other:8000/health"]}}, ("", "", "http")),
         ({"httpGet": {"path": "/health", "port": 1, "host": "other"}}, ("", "", "http")),
-        ({"tcpSocket": {"port": 8000}}, ("", "", "http")),
+        ({"tcpSocket": {"port": 8000}}, ("", "8000", "http")),
+        ({"tcpSocket": {"port": "http"}}, ("", "8080", "http")),
+        ({"tcpSocket": {"port": 1, "host": "other"}}, ("", "", "http")),
+        ({"exec": {"command": ["holdfast", "health"]}}, ("/readyz", "", "http")),
+        (
+            {"exec": {"command": ["sh", "-c", "exec /opt/holdfast/bin/holdfast health"]}},
+            ("/readyz", "", "http"),
+        ),
     ],
 )
 def test_probes_of_kubernetes(given: dict[str, Any], expected: tuple[str, str, str]) -> None:
