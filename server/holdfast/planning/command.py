@@ -6,7 +6,6 @@ Nothing is downloaded: the model is a local directory, or is in the Hugging Face
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -82,7 +81,9 @@ def plan(settings: Settings, device_name: str | None) -> PlanReport:
     device = DEVICES[device_name] if device_name is not None else device_of_platform()
     with _parsing_anywhere():
         namespace = vllm_arguments.parse(settings)
-        namespace.model = str(_directory(namespace))
+        namespace.model = _directory(namespace.model, namespace.revision)
+        if namespace.hf_config_path is not None:
+            namespace.hf_config_path = _directory(namespace.hf_config_path, namespace.revision)
         arguments = vllm_arguments.engine_arguments(namespace)
         with usage_errors():
             with model_errors(namespace.model):
@@ -109,14 +110,14 @@ def _cost(config: PlannedConfig, arguments: AsyncEngineArgs) -> KvCost:
     return kv_cost(config.model_config, config.parallel_config, packing, str(arguments.dtype))
 
 
-def _directory(namespace: argparse.Namespace) -> Path:
-    found = _downloaded(namespace.model, namespace.revision)
+def _directory(name: str, revision: str | None) -> str:
+    found = _downloaded(name, revision)
     if found is None:
         raise UsageError(
-            f"{namespace.model} is neither a local directory nor in the Hugging Face cache.",
+            f"{name} is neither a local directory nor in the Hugging Face cache.",
             remedy="download its config.json first, for example with `hf download`.",
         )
-    return found
+    return str(found)
 
 
 def _downloaded(name: str, revision: str | None) -> Path | None:

@@ -8,13 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from vllm.config.model import _get_and_verify_max_len, try_match_architecture_defaults
+from vllm.config.model import (
+    ModelConfig,
+    _get_and_verify_max_len,
+    try_match_architecture_defaults,
+)
 from vllm.engine import arg_utils
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.models.registry import ModelRegistry
 from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
-from vllm.transformers_utils.config import get_config, get_hf_text_config, get_pooling_config
+from vllm.transformers_utils.config import (
+    get_config,
+    get_hf_text_config,
+    get_pooling_config,
+    get_sentence_transformer_tokenizer_config,
+    try_get_tokenizer_config,
+)
 from vllm.transformers_utils.model_arch_config_convertor import (
     MODEL_ARCH_CONFIG_CONVERTORS,
     ModelArchConfigConvertorBase,
@@ -35,6 +47,8 @@ _MEMORY_GB = {"rtxpro6000": 102, "h100": 85, "h200": 150, "b200": 192}
 """The memory that their drivers report, in 10^9 bytes; NVML reports none for unified memory."""
 _MINOR = {"gb10": 1}
 """The minor compute capability, unless it is 0."""
+_DECODERS = ("ForCausalLM", "ForConditionalGeneration")
+"""The ends of the names of vLLM's classes that have causal attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,8 @@ class PlannedModel:
     hf_text_config: Any
     architecture: Any
     max_model_len: int
+    may_be_encoder: bool
+    """Whether it is an encoder, which has no KV cache, or its code has to say so."""
 
     def get_head_size(self) -> int:
         """Return the size of one head, in elements."""
@@ -115,26 +131,59 @@ def planned_config(
 
 
 def _read_model(arguments: AsyncEngineArgs) -> PlannedModel:
-    overrides = arguments.hf_overrides
-    hf_config = get_config(
-        arguments.model,
-        arguments.trust_remote_code,
-        hf_overrides_kw=overrides if isinstance(overrides, dict) else None,
-        hf_overrides_fn=overrides if callable(overrides) else None,
-    )
+    hf_config = _hf_config(arguments)
     text_config = get_hf_text_config(hf_config)
     convertor = MODEL_ARCH_CONFIG_CONVERTORS.get(hf_config.model_type, ModelArchConfigConvertorBase)
     converted = convertor(hf_config, text_config)
     architecture = converted.convert()
+    is_pooling = _is_pooling(arguments, hf_config)
     max_model_len = _get_and_verify_max_len(
         hf_config=converted.hf_text_config,
         model_arch_config=architecture,
-        tokenizer_config=None,
+        tokenizer_config=_tokenizer_config(arguments, hf_config) if is_pooling else None,
         max_model_len=arguments.max_model_len,
         disable_sliding_window=arguments.disable_sliding_window,
         sliding_window=getattr(text_config, "sliding_window", None),
+        # With a relative path, vLLM would look for it on the Hugging Face Hub.
+        encoder_config=get_sentence_transformer_tokenizer_config(
+            str(Path(arguments.model).absolute()), arguments.revision
+        ),
     )
-    return PlannedModel(hf_config, text_config, architecture, int(max_model_len))
+    is_causal = all(getattr(one, "is_causal", True) for one in (hf_config, text_config))
+    may_be_encoder = not is_causal or (is_pooling and not _is_decoder(hf_config))
+    return PlannedModel(hf_config, text_config, architecture, int(max_model_len), may_be_encoder)
+
+
+def _hf_config(arguments: AsyncEngineArgs) -> Any:
+    """Read the configuration as vLLM's ModelConfig does, which merges nested overrides into it."""
+    overrides = arguments.hf_overrides
+    given = {} if callable(overrides) else overrides
+    nested = {name: value for name, value in given.items() if isinstance(value, dict)}
+    hf_config = get_config(
+        arguments.hf_config_path or arguments.model,
+        arguments.trust_remote_code,
+        arguments.revision,
+        arguments.code_revision,
+        arguments.config_format,
+        hf_overrides_kw={name: given[name] for name in given if name not in nested},
+        hf_overrides_fn=overrides if callable(overrides) else None,
+    )
+    # The method uses nothing of its object.
+    ModelConfig._apply_dict_overrides(ModelConfig.__new__(ModelConfig), hf_config, nested)  # noqa: SLF001 - vLLM offers no other way
+    return hf_config
+
+
+def _tokenizer_config(arguments: AsyncEngineArgs, hf_config: Any) -> dict[str, Any] | None:
+    """Return what may limit the prompt of a pooling model, if it is on this machine."""
+    tokenizer = arguments.tokenizer or arguments.model
+    if getattr(hf_config, "position_embedding_type", "") != "absolute":
+        return None
+    if not Path(tokenizer).is_dir():
+        return None
+    found: dict[str, Any] | None = try_get_tokenizer_config(
+        tokenizer, trust_remote_code=arguments.trust_remote_code
+    )
+    return found
 
 
 def _sizes(
@@ -216,12 +265,12 @@ def _has_other_default(arguments: AsyncEngineArgs, model: PlannedModel, tokens: 
     is_open = (
         arguments.enable_chunked_prefill is None
         and model.max_model_len > tokens
-        and _is_pooling(arguments, model)
+        and _is_pooling(arguments, model.hf_config)
     )
     return bool(model.architecture.is_mm_prefix_lm or is_batched or is_open)
 
 
-def _is_pooling(arguments: AsyncEngineArgs, model: PlannedModel) -> bool:
+def _is_pooling(arguments: AsyncEngineArgs, hf_config: Any) -> bool:
     """Return whether the model pools, by the flags and vLLM's rules for its files."""
     if arguments.runner != "auto":
         return bool(arguments.runner == "pooling")
@@ -229,6 +278,13 @@ def _is_pooling(arguments: AsyncEngineArgs, model: PlannedModel) -> bool:
         return True
     if get_pooling_config(arguments.model, arguments.revision):
         return True
-    names = model.hf_config.architectures or ()
+    names = hf_config.architectures or ()
     defaults = next(filter(None, map(try_match_architecture_defaults, names)), None)
     return defaults is not None and defaults[1][0] == "pooling"
+
+
+def _is_decoder(hf_config: Any) -> bool:
+    """Return whether vLLM's class for the model is one that generates text."""
+    names = hf_config.architectures or ()
+    known = (getattr(ModelRegistry.models.get(name), "class_name", name) for name in names)
+    return any(name.endswith(_DECODERS) for name in known)

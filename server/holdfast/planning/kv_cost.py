@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from vllm import envs
 from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 
 _ELEMENT_BYTES = {
@@ -44,7 +45,7 @@ class KvCost:
 def kv_cost(model: Any, parallel: Any, cache_dtype: str, model_dtype: str) -> KvCost:
     """Return the cost in a uniform KV cache, or the reason why it is unknown."""
     text, architecture = model.hf_text_config, model.architecture
-    if reason := _irregularity(text, architecture, parallel):
+    if reason := _irregularity(model, parallel):
         return KvCost(None, f"unknown: {reason}")
     cache_dtype = _cache_dtype(model, cache_dtype)
     element_bytes = _element_bytes(text, cache_dtype, model_dtype)
@@ -52,7 +53,7 @@ def kv_cost(model: Any, parallel: Any, cache_dtype: str, model_dtype: str) -> Kv
         return KvCost(
             None, f"unknown: the size of the format {cache_dtype} is measured at the first start"
         )
-    if architecture.is_deepseek_mla:
+    if architecture.is_deepseek_mla and not envs.VLLM_MLA_DISABLE:
         return KvCost(
             architecture.head_size * element_bytes,
             f"MLA: one latent of {architecture.head_size} x {element_bytes} bytes per token and "
@@ -65,9 +66,13 @@ def kv_cost(model: Any, parallel: Any, cache_dtype: str, model_dtype: str) -> Kv
     )
 
 
-def _irregularity(text: Any, architecture: Any, parallel: Any) -> str:
+def _irregularity(model: Any, parallel: Any) -> str:
+    text, architecture = model.hf_text_config, model.architecture
+    layers = architecture.total_num_hidden_layers
     kinds = set(getattr(text, "layer_types", None) or ())
     checks = {
+        "it may be an encoder, which has no KV cache": model.may_be_encoder,
+        "its layers have several attentions": getattr(text, "num_hidden_layers", layers) != layers,
         "its compressed layers keep fewer entries than tokens": hasattr(text, "compress_ratios"),
         "its indexer has its own cache": getattr(text, "index_topk", None) is not None,
         "its layers are of several kinds": bool(kinds - {"full_attention"})

@@ -46,6 +46,34 @@ DEEPSEEK_V3: dict[str, Any] = {
     "max_position_embeddings": 4096,
 }
 
+LONGCAT_FLASH: dict[str, Any] = {
+    **DEEPSEEK_V3,
+    "architectures": ["LongcatFlashForCausalLM"],
+    "model_type": "longcat_flash",
+    "num_layers": 28,
+    "num_hidden_layers": 56,
+}
+BERT: dict[str, Any] = {
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "dtype": "float32",
+    "hidden_size": 384,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 8194,
+}
+QWEN3_VL: dict[str, Any] = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "model_type": "qwen3_vl",
+    "text_config": {
+        **{name: value for name, value in LLAMA.items() if name != "architectures"},
+        "model_type": "qwen3_vl_text",
+        "head_dim": 128,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000000},
+    },
+    "vision_config": {"model_type": "qwen3_vl"},
+}
+
 SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 """That of FP8, in the words of compressed-tensors."""
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"}
@@ -184,6 +212,96 @@ def test_a_latent_cache_is_named(tmp_path: Path) -> None:
     report = planned(written(tmp_path, DEEPSEEK_V3), "--tensor-parallel-size", "8")
     assert report.ranks[0].kv_bytes_per_token == 61 * (512 + 64) * 2
     assert report.kv_cache.startswith("MLA: one latent")
+
+
+def test_without_a_latent_cache_every_head_has_keys_and_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VLLM_MLA_DISABLE turns MLA off; values are padded to the size of the keys."""
+    monkeypatch.setenv("VLLM_MLA_DISABLE", "1")
+    report = planned(written(tmp_path, DEEPSEEK_V3), "--tensor-parallel-size", "8")
+    assert report.ranks[0].kv_bytes_per_token == 61 * 2 * (128 // 8) * (128 + 64) * 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "length"),
+    [
+        ({"text_config": {"max_position_embeddings": 1010000}}, 1010000),
+        (
+            {
+                "text_config": {
+                    "rope_parameters": {"rope_type": "yarn", "factor": 4.0},
+                    "max_position_embeddings": 1010000,
+                }
+            },
+            1010000,
+        ),
+        ({"architectures": ["Other"]}, 131072),
+    ],
+)
+def test_nested_overrides_change_what_they_name_alone(
+    tmp_path: Path, overrides: dict[str, Any], length: int
+) -> None:
+    """As in vLLM, they are merged into the part that they name."""
+    report = planned(written(tmp_path, QWEN3_VL), "--hf-overrides", json.dumps(overrides))
+    assert report.max_model_len == length
+    assert report.ranks[0].kv_bytes_per_token == 30 * 2 * 8 * 128 * 2
+
+
+def test_an_override_may_be_a_dictionary(tmp_path: Path) -> None:
+    """As that of RoPE, which is not a part with a configuration of its own."""
+    overrides = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
+    report = planned(written(tmp_path, LLAMA), "--hf-overrides", json.dumps(overrides))
+    assert report.max_model_len == 2 * 131072
+
+
+def test_the_configuration_may_be_elsewhere(tmp_path: Path) -> None:
+    """In the directory of --hf-config-path."""
+    for name in ("model", "other"):
+        (tmp_path / name).mkdir()
+    model = written(tmp_path / "model", LLAMA)
+    other = written(tmp_path / "other", {**LLAMA, "max_position_embeddings": 4096})
+    assert planned(model, "--hf-config-path", other).max_model_len == 4096
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": 512}),
+        ("tokenizer_config.json", {"model_max_length": 512}),
+    ],
+)
+def test_files_may_limit_the_context_of_an_encoder(
+    tmp_path: Path, file: str, content: dict[str, Any]
+) -> None:
+    """That of sentence-transformers does, and that of the tokenizer if positions are absolute."""
+    (tmp_path / file).write_text(json.dumps(content))
+    model = written(tmp_path, {**BERT, "position_embedding_type": "absolute"})
+    assert planned(model).max_model_len == 512
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "has_cache"),
+    [
+        (BERT, (), False),
+        ({**LLAMA, "architectures": ["LlamaModel"], "is_causal": False}, (), False),
+        ({**LLAMA, "architectures": ["LlamaModel"]}, (), True),
+        (LLAMA, ("--runner", "pooling"), True),
+    ],
+)
+def test_only_a_decoder_certainly_has_a_kv_cache(
+    tmp_path: Path, content: dict[str, Any], flags: tuple[str, ...], *, has_cache: bool
+) -> None:
+    """A pooling model may be one, too."""
+    (rank,) = planned(written(tmp_path, content), *flags).ranks
+    assert (rank.kv_bytes_per_token is not None) == has_cache
+
+
+def test_layers_with_several_attentions_have_no_price(tmp_path: Path) -> None:
+    """LongCat-Flash has two in each layer."""
+    report = planned(written(tmp_path, LONGCAT_FLASH))
+    assert report.ranks[0].layers == 28
+    assert "several attentions" in report.kv_cache
 
 
 @pytest.mark.parametrize(
@@ -421,10 +539,12 @@ def test_a_model_that_cannot_be_read_is_refused(
     assert "\n" not in refused.value.line
 
 
-def test_nothing_is_downloaded() -> None:
-    """A model that lies nowhere on this machine is refused, not fetched."""
+def test_nothing_is_downloaded(tmp_path: Path) -> None:
+    """A model or configuration that lies nowhere on this machine is refused, not fetched."""
     with pytest.raises(UsageError, match="nor in the Hugging Face cache"):
         planned("holdfast-nobody/nothing")
+    with pytest.raises(UsageError, match="nor in the Hugging Face cache"):
+        planned(written(tmp_path, LLAMA), "--hf-config-path", "holdfast-nobody/nothing")
 
 
 def test_an_unknown_device_name_is_refused() -> None:
