@@ -123,6 +123,7 @@ def parse_serve(
     given = with_two_token_config(arguments)
     namespace, others = _serve_parser().parse_known_args(with_file(given))
     unsupported.refuse_mistyped(others)
+    unsupported.refuse_mistyped_variables(environment)
     unsupported.refuse_environment(environment, is_demo=namespace.demo)
     unsupported.refuse_unsupported(namespace, environment)
     if needs_model and not namespace.node_rank:

@@ -28,6 +28,7 @@ from holdfast.api.metrics import metrics_route
 from holdfast.api.usage_files import usage_file, usage_kept
 from holdfast.configuration import IMAGE_VARIABLE
 from holdfast.doctor.findings import HAZARDS
+from holdfast.engine.unsupported import NOT_THE_KEY
 from holdfast.errors import ExitCode
 from holdfast.host_memory.guard import INTERVAL_SECONDS, READINGS_TO_END
 from holdfast.labels import (
@@ -436,7 +437,11 @@ def test_every_variable_and_metric_that_is_named_exists(page: Path) -> None:
     """`HOLDFAST_...` is a flag's variable, `holdfast_...` a plugin or a metric with its labels."""
     variables = set(re.findall(r"\bHOLDFAST_[A-Z_]+\b", page.read_text()))
     stop = [member.metadata["flag"] for member in fields(StopSettings)]
-    assert variables <= {IMAGE_VARIABLE, *(flag.variable for flag in (*flags(), *stop))}
+    assert variables <= {
+        IMAGE_VARIABLE,
+        NOT_THE_KEY,
+        *(flag.variable for flag in (*flags(), *stop)),
+    }
     labels_of = {one.full_name: one.labels for one in (*METRICS, *FOLLOWER_METRICS)}
     labels_of |= {one.name: () for one in ROUTING_SERIES}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -461,6 +461,36 @@ def test_a_mistyped_flag_of_ours_is_told_at_once(mistyped: str) -> None:
     assert "did you mean --" in line
 
 
+@pytest.mark.parametrize(
+    ("mistyped", "meant"),
+    [
+        ("HOLDFAST_API_KEY", "VLLM_API_KEY"),
+        ("HOLDFAST_DRAIN_TIMOUT", "HOLDFAST_DRAIN_TIMEOUT"),
+        ("HOLDFAST_ADMIN_APIKEY", "HOLDFAST_ADMIN_API_KEY"),
+    ],
+)
+def test_a_mistyped_variable_of_ours_is_refused(mistyped: str, meant: str) -> None:
+    """Its value would be dropped, and is not shown; empty, it is not set."""
+    with pytest.raises(UsageError, match=mistyped) as caught:
+        parse_serve(["--demo"], {mistyped: "secret"})
+    assert meant in caught.value.remedy
+    assert "secret" not in caught.value.line
+    parse_serve(["--demo"], {mistyped: ""})
+
+
+def test_variables_that_are_not_of_flags_are_left_alone() -> None:
+    """Those of a Service named `holdfast`, in its namespace, and our own."""
+    service = dict.fromkeys(
+        ("PORT", "PORT_8000_TCP", "PORT_8000_TCP_ADDR", "SERVICE_HOST", "SERVICE_PORT"), "tcp://a:1"
+    )
+    others = dict.fromkeys(("IMAGE", "HEAD_DRAIN_TIMEOUT", "EXIT_CODES", "PARENT_PID"), "1")
+    own = dict.fromkeys(("WORKSPACE_SPEC", "OPERATORS_TMPDIR", "GPU_CHECK_EVENTS"), "1")
+    environment = {
+        f"HOLDFAST_{name}": value for name, value in {**service, **others, **own}.items()
+    }
+    assert parse_serve(["--demo"], environment) == parse_serve(["--demo"], {})
+
+
 def test_vllms_empty_variables_are_not_set(tmp_path: Path) -> None:
     """As Compose hands on what is not set; of the plugins empty means none."""
     environment = {"VLLM_CPU_KVCACHE_SPACE": "", "VLLM_PLUGINS": "", "OTHER": "", "VLLM_X": "1"}

@@ -12,8 +12,13 @@ from holdfast.doctor.findings import GIB, Finding, HazardName, failure, gib, ok,
 from holdfast.doctor.gpu_checks import check_gpus
 from holdfast.doctor.machine import Machine
 from holdfast.doctor.parallelism import Layout
-from holdfast.engine.unsupported import REFUSED_VARIABLES, is_on, refuse_environment
-from holdfast.errors import HoldfastError
+from holdfast.engine.unsupported import (
+    REFUSED_VARIABLES,
+    is_on,
+    refuse_environment,
+    refuse_mistyped_variables,
+)
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.versions import is_supported_vllm
 from holdfast.workspace.plan import MIB
 
@@ -115,6 +120,11 @@ def _refusal(
 
 
 def _check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
+    for variable, value in environment.items():
+        try:
+            refuse_mistyped_variables({variable: value})
+        except UsageError as error:
+            yield failure("variables", error.cause, error.remedy)
     method = environment.get("VLLM_WORKER_MULTIPROC_METHOD")
     if method is not None and method not in _WORKER_METHODS:
         yield failure(

@@ -31,7 +31,7 @@ from holdfast.doctor.machine import read_machine
 from holdfast.doctor.parallelism import Layout, read_layout
 from holdfast.doctor.peer_checks import check_peer
 from holdfast.doctor.pods import pod_deployments
-from holdfast.engine.unsupported import REFUSED_VARIABLES, refuse_model
+from holdfast.engine.unsupported import REFUSED_VARIABLES, meant_variable, refuse_model
 from holdfast.errors import ExitCode, HoldfastError, UsageError
 from holdfast.nodes.facts import node_facts
 from holdfast.settings import Settings
@@ -197,7 +197,11 @@ def _settings(
     arguments: Sequence[str], environment: Mapping[str, str], read_settings: ReadSettings
 ) -> tuple[Settings, list[Finding]]:
     # The refused variables have findings of their own.
-    others = {name: environment[name] for name in environment if name not in REFUSED_VARIABLES}
+    others = {
+        name: environment[name]
+        for name in environment
+        if name not in REFUSED_VARIABLES and not meant_variable(name)
+    }
     return _read_or_default(lambda: read_settings(arguments, others), Settings())
 
 

@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from holdfast.doctor.checks import check_environment, shared_memory
-from holdfast.doctor.command_line import known_arguments
+from holdfast.doctor.command_line import UNKNOWN, known_arguments
 from holdfast.doctor.deployments import Deployment
 from holdfast.doctor.findings import Finding, HazardName, Severity, failure, ok, warning
 from holdfast.doctor.gpu_checks import expandable_segments
 from holdfast.doctor.parallelism import Layout
 from holdfast.doctor.probe_checks import check_probes
-from holdfast.engine.unsupported import REFUSED_VARIABLES, is_on
+from holdfast.engine.unsupported import OUR_PREFIX, REFUSED_VARIABLES, is_on
 from holdfast.errors import UsageError
 from holdfast.nodes.command_line import head_drain_seconds
 from holdfast.settings import Settings
@@ -62,8 +62,9 @@ def _findings(deployment: Deployment, layout: Layout, settings: Settings) -> Ite
     yield from _check_shared_memory(deployment, layout)
     yield from _check_state(deployment, settings)
     if deployment.is_ours:
+        ours = [name for name in deployment.unknown_variables if name.startswith(OUR_PREFIX)]
         yield from check_environment(
-            deployment.environment,
+            {**dict.fromkeys(ours, UNKNOWN), **deployment.environment},
             is_demo="--demo" in deployment.arguments,
             unknown=[name for name in REFUSED_VARIABLES if deployment.may_have(name)],
         )

@@ -16,6 +16,9 @@ from holdfast.errors import HoldfastError, PluginMissingError, UsageError
 from holdfast.settings import flags
 
 _PREFIX = "VLLM_"
+OUR_PREFIX = "HOLDFAST_"
+NOT_THE_KEY = "HOLDFAST_API_KEY"
+"""Set in place of vLLM's variable, it would leave the server open."""
 _MEANT_EMPTY = "VLLM_PLUGINS"
 """Empty, it leaves out every plugin, including ours: `refuse_environment` looks at it."""
 
@@ -132,6 +135,31 @@ def refuse_mistyped(arguments: Iterable[str]) -> None:
             raise UsageError(f"{name} is not a flag.", remedy=f"did you mean {meant[0]}?")
 
 
+def meant_variable(name: str) -> str:
+    """Return what is almost the name of this variable, or has its purpose; empty if nothing is.
+
+    A cluster sets others for each Service, such as HOLDFAST_PORT_8000_TCP.
+    """
+    if name == NOT_THE_KEY:
+        return "VLLM_API_KEY"
+    ours = {flag.name: flag.variable for flag in flags()}
+    if not name.startswith(OUR_PREFIX) or name in ours.values():
+        return ""
+    as_flag = f"--{_as_flag(name)}"
+    return next((ours[one] for one in get_close_matches(as_flag, ours, 1, _LIKENESS)), "")
+
+
+def refuse_mistyped_variables(environment: Mapping[str, str]) -> None:
+    """Check the names of the variables; an empty one is not set.
+
+    Raises:
+        UsageError: one is almost one of ours, or would be that of `--api-key`.
+    """
+    for name, value in environment.items():
+        if value and (meant := meant_variable(name)):
+            raise UsageError(f"the variable {name} has no effect.", remedy=f"set {meant} instead.")
+
+
 def refuse_unsupported(namespace: argparse.Namespace, environment: Mapping[str, str]) -> None:
     """Check the flags as read by our parser or by vLLM's.
 
@@ -226,6 +254,10 @@ def no_model() -> HoldfastError:
     return UsageError(
         "no model was given.", remedy="name one, for example `holdfast serve --demo`."
     )
+
+
+def _as_flag(variable: str) -> str:
+    return variable.removeprefix(OUR_PREFIX).lower().replace("_", "-")
 
 
 def _destination(flag: str) -> str:

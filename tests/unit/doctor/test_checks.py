@@ -259,6 +259,18 @@ def test_variables_that_vllm_refuses(environment: dict[str, str]) -> None:
     assert seen["variables"].severity is Severity.FAILURE
 
 
+def test_mistyped_variables_of_ours() -> None:
+    """A start refuses the first; here, each is told."""
+    environment = {
+        "HOLDFAST_API_KEY": "k",
+        "HOLDFAST_DRAIN_TIMOUT": "1",
+        "HOLDFAST_PORT": "tcp://a",
+    }
+    seen = [one for one in check_environment(environment, is_demo=False) if one.name == "variables"]
+    assert [one.severity for one in seen] == [Severity.FAILURE] * 2
+    assert ["VLLM_API_KEY" in seen[0].remedy, "DRAIN_TIMEOUT" in seen[1].remedy] == [True, True]
+
+
 def test_every_check_is_run() -> None:
     """No check is written and left out of the list."""
     for module, others in ((checks, {"_check_variables", "check_gpus"}), (gpu_checks, set())):

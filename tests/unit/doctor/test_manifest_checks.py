@@ -136,11 +136,25 @@ def test_shells_before_the_server(tmp_path: Path, command: list[str], is_warned:
         (service(environment={"VLLM_PLUGINS": "x"}), "plugins"),
         (service(environment={"VLLM_ENABLE_STARTUP_PLAN": "1"}), "startup-plan"),
         (deployment(env=[{"name": "VLLM_PLUGINS", "value": "x"}]), "plugins"),
+        (
+            deployment(
+                env=[{"name": "HOLDFAST_API_KEY", "valueFrom": {"secretKeyRef": {"name": "s"}}}]
+            ),
+            "variables",
+        ),
     ],
 )
 def test_variables_of_a_container(tmp_path: Path, document: dict[str, Any], name: str) -> None:
     """They are checked like those of this machine."""
     assert checked(tmp_path, document)[name].severity is Severity.FAILURE
+
+
+def test_a_mistyped_variable_of_a_container_is_told_once(tmp_path: Path) -> None:
+    """As the finding about variables, and the others are read."""
+    path = written(tmp_path, service(environment={"HOLDFAST_API_KEY": "x"}))
+    done = doctor("--manifest", str(path), "--json")
+    assert [one["name"] for one in findings(done) if one["severity"] != "ok"] == ["variables"]
+    assert done.returncode == 2
 
 
 def test_an_empty_variable_of_vllm_is_not_set(tmp_path: Path) -> None:
