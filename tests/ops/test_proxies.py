@@ -14,7 +14,18 @@ import pytest
 from proxies import envoy, nginx
 from routed_replicas import MODEL, litellm, vllm_router
 from servers import Server, wait_until
-from stub_replicas import AWAY, BROKEN, CHAT, FULL, READY, SUSPICIOUS, State, StubReplica
+from stub_replicas import (
+    AWAY,
+    BROKEN,
+    CHAT,
+    FULL,
+    READY,
+    SLOW,
+    SUSPICIOUS,
+    State,
+    StubReplica,
+    silent_replica,
+)
 from stub_replicas import stub_replicas as replicas
 
 pytestmark = pytest.mark.tools
@@ -22,6 +33,7 @@ pytestmark = pytest.mark.tools
 PROXIES = {"nginx": nginx, "Envoy": envoy}
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hold fast"}]}
 DEADLINE_SECONDS = 120.0
+HURRY_SECONDS = 20.0
 INTERVALS = 2
 """Of health checks or, where there are none, of the time that a replica is left out."""
 LEFT_OUT_SECONDS = {"nginx": 5, "LiteLLM": 5}
@@ -108,6 +120,53 @@ def test_a_proxy_says_when_to_come_again_if_all_are_away(proxied: Site) -> None:
     assert all(int(one.headers["Retry-After"]) > 0 for one in answers)
     assert {one.headers["x-should-retry"] for one in answers} == {"true"}
     assert {one.json()["error"]["code"] for one in answers} == {503}
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_a_replica_that_answers_no_packet_costs_no_client_its_answer(
+    name: str, tmp_path: Path
+) -> None:
+    """The other replica gives it, before a client that is in a hurry gives up."""
+    with (
+        silent_replica() as silent,
+        replicas(1) as (other,),
+        PROXIES[name](tmp_path, [silent, other.wire.port]) as router,
+    ):
+        router.until(lambda: chat_soon(router).status_code == 200, "an answer")
+        assert [chat_soon(router).status_code for _ in range(20)] == [200] * 20
+
+
+def test_nginx_says_when_to_come_again_if_no_replica_answers_a_packet(tmp_path: Path) -> None:
+    """As it does if they refuse to connect."""
+    with (
+        silent_replica() as one,
+        silent_replica() as other,
+        nginx(tmp_path, [one, other]) as router,
+    ):
+        answer = chat_soon(router)
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "true")
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+def test_nginx_repeats_no_prompt_that_took_too_long(tmp_path: Path) -> None:
+    """Neither asks it another replica, nor does the client: here, the times are 1/300."""
+    with replicas() as pair:
+        ports = [one.wire.port for one in pair]
+        shorter = {"_timeout 600s;": "_timeout 2s;", "_timeout 300s;": "_timeout 1s;"}
+        with nginx(tmp_path, ports, changes=shorter) as router:
+            for one in pair:
+                one.state = SLOW
+            answer = chat_soon(router)
+            asked = sum(len(one.chats) for one in pair)
+            for one in pair:
+                one.may_go_on.set()
+    assert (answer.status_code, asked) == (503, 1)
+    assert answer.headers["x-should-retry"] == "false"
+
+
+def chat_soon(router: Server) -> httpx.Response:
+    """What a client gets that does not wait for a minute."""
+    return httpx.post(f"{router.url}{CHAT}", json=BODY, timeout=HURRY_SECONDS, trust_env=False)
 
 
 def test_a_proxy_passes_a_stream_on_as_it_comes(proxied: Site) -> None:

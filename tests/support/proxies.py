@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -25,11 +25,15 @@ def nginx_prefix(directory: Path) -> list[str]:
 
 
 @contextmanager
-def nginx(directory: Path, ports: Sequence[int]) -> Iterator[Server]:
-    """Run it before the replicas with these ports."""
+def nginx(
+    directory: Path, ports: Sequence[int], changes: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """Run it before the replicas with these ports, with parts of its file changed."""
     with reserved_port() as port:
         path = directory / "nginx.conf"
         text = _with_addresses((FILES / "nginx.conf").read_text(), ports, r"10.0.0.{}:8000")
+        for old, new in (changes or {}).items():
+            text = _once(text, old, new)
         path.write_text(_once(text, "listen 8080;", f"listen 127.0.0.1:{port};"))
         # Else its workers are nobody, who cannot read the directory of a test.
         user = "" if os.geteuid() else " user root;"

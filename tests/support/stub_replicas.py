@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,8 @@ class State:
     health: int
     chat: int
     headers: Mapping[str, str] = field(default_factory=dict)
+    is_slow: bool = False
+    """Whether it answers only when it may go on."""
 
 
 READY = State(200, 200)
@@ -36,6 +39,9 @@ SUSPICIOUS = State(200, 422, {"x-should-retry": "false"})
 """The request may have ended its engine."""
 BROKEN = State(200, 500, {"x-should-retry": "false"})
 """So may this one, which it cannot make again."""
+
+SLOW = State(200, 200, is_slow=True)
+"""It says nothing for a long time."""
 
 
 @dataclass
@@ -59,6 +65,23 @@ def stub_replicas(count: int = 2) -> Iterator[list[StubReplica]]:
     """So many that are ready, each on a port of its own."""
     with ExitStack() as stack:
         yield [stack.enter_context(_served(StubReplica())) for _ in range(count)]
+
+
+@contextmanager
+def silent_replica() -> Iterator[int]:
+    """The port of one that answers no packet, as if its machine were off: its backlog is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        address = listener.getsockname()
+        is_full = False
+        while not is_full:
+            connection = stack.enter_context(socket.socket())
+            connection.settimeout(0.5)
+            try:
+                connection.connect(address)
+            except TimeoutError:
+                is_full = True
+        yield int(address[1])
 
 
 @contextmanager
@@ -90,6 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
         asked = self._asked()
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         state = self.replica.state
+        if state.is_slow:
+            self.replica.may_go_on.wait(DEADLINE_SECONDS)
         if state.chat == OK and body.get("stream"):
             self._stream(asked)
             return
