@@ -205,7 +205,7 @@ class EngineLauncher:
         self.requests.aborts.on_unexpected = engine.report_unexplained_abort
         self.requests.in_step = engine.requests_in_step
         self.requests.progress.reached_tokens = engine.reached_tokens
-        self.requests.unsent = sequences.unsent
+        self.requests.presence.unsent = sequences.unsent
         self.requests.long_prompts.engine_started(engine.facts, sequences.prefilling)
         self.requests.engine_started(engine.llm, engine.generation)
         try:

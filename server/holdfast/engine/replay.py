@@ -22,6 +22,7 @@ from holdfast.engine.arrivals import Arrivals
 from holdfast.engine.blame import Blame, BlameVerdict
 from holdfast.engine.load import EngineLoad
 from holdfast.engine.long_prompts import LongPrompts
+from holdfast.engine.presence import Presence
 from holdfast.engine.request import (
     EngineOutputs,
     EngineRequest,
@@ -42,8 +43,6 @@ from holdfast.engine.turns import await_turn
 from holdfast.errors import HoldfastError, RequestLostError, suspended_error
 from holdfast.labels import LossReason
 from holdfast.records import Death
-
-Unsent = Callable[[Callable[[str], Iterable[str]]], frozenset[str]]
 
 
 class ReplayManager:
@@ -78,6 +77,8 @@ class ReplayManager:
             outputs, self._requests, lambda request: self.aborts.abort(self._llm, request), clock
         )
         """Those that give way while the host is short of memory."""
+        self.presence = Presence(outputs, self._requests, self._blame, self.long_prompts.is_long)
+        """Those that the engine has, until it is known what it died of."""
         self.progress = RequestProgress(outputs, self._requests)
         """How far the requests are."""
         self.traffic = Traffic(outputs, clock)
@@ -88,8 +89,6 @@ class ReplayManager:
         """How many times a stream went on in a later generation."""
         self.in_step: Callable[[], Iterable[str]] = tuple
         """Returns vLLM's internal IDs of the requests in the running steps."""
-        self.unsent: Unsent = lambda _: frozenset()
-        """Returns the IDs of requests that are queued here and have not reached the engine."""
 
     @property
     def lost(self) -> Mapping[LossReason, int]:
@@ -128,6 +127,7 @@ class ReplayManager:
     def engine_started(self, llm: Any, generation: int) -> None:
         """Record that an engine is up: the probe may use it."""
         self._llm, self._generation = llm, generation
+        self.presence.engine_started(generation)
         self._end = None
         self.aborts.is_paused = False
         self._wake()
@@ -148,7 +148,8 @@ class ReplayManager:
 
     def forget_engine(self) -> None:
         """Let go of an engine whose death was blamed: its sockets are collected with it."""
-        self.in_step, self.unsent = tuple, lambda _: frozenset()
+        self.in_step = tuple
+        self.presence.forget_engine()
         self.aborts.on_unexpected = lambda: None
         self.progress.reached_tokens = dict
 
@@ -217,9 +218,6 @@ class ReplayManager:
                                 self._load.mark_pending(request)
                             else:
                                 return
-                except (asyncio.CancelledError, GeneratorExit):
-                    self._blame.request_left(request)
-                    raise
                 except Exception as error:
                     if self._outputs.is_death(error, llm):
                         pass
@@ -240,6 +238,9 @@ class ReplayManager:
         context.engine_request_id = context.engine_request_id or request.request_id
         try:
             yield
+        except (asyncio.CancelledError, GeneratorExit):
+            self.presence.request_left(request)
+            raise
         finally:
             del self._requests[request]
 
@@ -306,7 +307,7 @@ class ReplayManager:
         if request.context.is_probe:
             raise self._outputs.as_vllm_error(RequestLostError("the engine died under the probe"))
         if not request.outlives_engine:
-            self._blame.request_left(request)
+            self.presence.request_left(request)
             raise self._losses.record(request, lost_error(), broken_reason(request))
 
     def _wake(self) -> None:
@@ -318,16 +319,7 @@ class ReplayManager:
 
     def assign_blame(self, death: Death) -> BlameVerdict:
         """Work out which requests may have caused a death, and return the verdict."""
-        unsent = self.unsent(self._outputs.request_ids)
-        present = [
-            request
-            for request in self._requests
-            if request.generation == self._generation
-            and not request.context.is_probe
-            and request.request_id not in unsent
-            and (death.cause != "host_memory" or self.long_prompts.is_long(request))
-        ]
-        return self._blame.assign_blame(death, present)
+        return self.presence.judge(death)
 
     async def try_suspects(self, seconds: float) -> bool:
         """Run the suspects of the last death on their own; False if the engine dies of them.

@@ -16,7 +16,12 @@ from holdfast.engine.departed import TRIABLE_SECONDS
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.suspicion_files import SuspicionFiles
 from holdfast.engine.suspicions import Suspicions
-from holdfast.errors import NotReadyError, QuarantinedError, SuspectedError
+from holdfast.errors import (
+    NotReadyError,
+    QuarantinedError,
+    RequestLostError,
+    SuspectedError,
+)
 from holdfast.labels import DeathCause, LossReason
 from holdfast.records import Death, Suspect
 from holdfast.request_context import REQUEST, RequestContext
@@ -383,11 +388,75 @@ def test_leaving_before_the_death_helps_nobody(passed_seconds: float) -> None:
     run_scene(scene)
 
 
+def test_leaving_between_the_death_and_the_verdict_helps_nobody() -> None:
+    """The engine has told all its callers that it is dead, and each waits for the next one."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        for attempt in (1, 2):
+            harness.start().hold()
+            call = harness.call(f"bad#{attempt}", context=RequestContext(key="a"))
+            await harness.llm.until_received(1)
+            harness.llm.die()
+            await harness.until_held(1)
+            call.cancel()
+            await asyncio.wait({call})
+            verdict = harness.bury(named(f"bad#{attempt}"))
+            assert verdict == BlameVerdict(1, is_charged=True, has_suspects=True)
+        with answered(QuarantinedError):
+            await harness.call("bad#3")
+
+    run_scene(scene)
+
+
+def test_leaving_after_the_verdict_is_nothing_to_the_next_engine() -> None:
+    """A caller that waits for that leaves before it is there."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        (call,), _ = await killed(harness, OUT_OF_MEMORY, ["a"])
+        call.cancel()
+        await asyncio.wait({call})
+        harness.start()
+        assert harness.bury(OUT_OF_MEMORY) == BlameVerdict()
+
+    run_scene(scene)
+
+
+def test_what_a_dead_engine_had_is_not_left_in_the_next() -> None:
+    """Its client reads slowly, and disconnects before it has heard of the death."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=3))
+        stream = harness.requests.run("generate", {"prompt": "read", "request_id": "read"})
+        await anext(stream)
+        assert harness.bury(OUT_OF_MEMORY) == BlameVerdict()
+        harness.start()
+        await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
+        assert harness.bury(OUT_OF_MEMORY) == BlameVerdict()
+
+    run_scene(scene)
+
+
+def test_a_stream_that_hears_of_a_death_late_was_not_in_the_next_engine() -> None:
+    """Its client reads slowly, and it cannot go on."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=3))
+        stream = harness.requests.run("generate", {"prompt": "read", "request_id": "read"})
+        await anext(stream)
+        harness.bury(OUT_OF_MEMORY)
+        harness.start()
+        with answered(RequestLostError):
+            await anext(stream)
+        assert harness.bury(OUT_OF_MEMORY) == BlameVerdict()
+
+    run_scene(scene)
+
+
 def test_what_waits_for_its_turn_is_no_suspect() -> None:
     """The engine has had nothing of it, so that the only one that it had is alone."""
 
     async def scene(harness: ReplayHarness) -> None:
-        harness.requests.unsent = lambda _: frozenset({"waiting"})
+        harness.requests.presence.unsent = lambda _: frozenset({"waiting"})
         (bad, waiting), verdict = await killed(harness, RAISED, ["bad", "waiting"], held=1)
         assert verdict.explained == 1
         with answered(SuspectedError):

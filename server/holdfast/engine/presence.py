@@ -1,0 +1,66 @@
+"""Which requests did an engine have when it died? Only those can have ended it.
+
+Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from holdfast.engine.blame import Blame, BlameVerdict
+from holdfast.engine.request import EngineOutputs, EngineRequest
+from holdfast.records import Death
+
+Unsent = Callable[[Callable[[str], Iterable[str]]], frozenset[str]]
+
+
+class Presence:
+    """The requests that the present engine of one `ReplayManager` has, until it is judged."""
+
+    def __init__(
+        self,
+        outputs: EngineOutputs,
+        requests: Iterable[EngineRequest],
+        blame: Blame,
+        is_long: Callable[[EngineRequest], bool],
+    ) -> None:
+        """Take all requests, as they are at any time, and which of them have long prompts."""
+        self._outputs = outputs
+        self._requests = requests
+        self._blame = blame
+        self._is_long = is_long
+        self._generation = 0
+        self._may_be_judged = False
+        """Whether there is an engine whose death has not been judged."""
+        self.unsent: Unsent = lambda _: frozenset()
+        """Returns the IDs of requests that are queued here and have not reached the engine."""
+
+    def engine_started(self, generation: int) -> None:
+        """Record that there is another engine, which has no request yet."""
+        self._generation, self._may_be_judged = generation, True
+
+    def forget_engine(self) -> None:
+        """Let go of an engine that is gone."""
+        self.unsent = lambda _: frozenset()
+
+    def request_left(self, request: EngineRequest) -> None:
+        """Remember a request whose caller leaves, unless the present engine has not had it.
+
+        After the verdict it changes nothing: those that are tried are known.
+        """
+        if self._may_be_judged and request.generation == self._generation:
+            self._blame.request_left(request)
+
+    def judge(self, death: Death) -> BlameVerdict:
+        """Work out which requests may have caused the death of the present engine."""
+        unsent = self.unsent(self._outputs.request_ids)
+        present = [
+            request
+            for request in self._requests
+            if request.generation == self._generation
+            and not request.context.is_probe
+            and request.request_id not in unsent
+            and (death.cause != "host_memory" or self._is_long(request))
+        ]
+        self._may_be_judged = False
+        return self._blame.assign_blame(death, present)
