@@ -32,11 +32,11 @@ from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
 
 import scripted_compiler
 from holdfast.demo.files import ensure_demo_model
-from holdfast.engine.checked_llm import refusing
 from holdfast.engine.grammars import checker
 from holdfast.engine.grammars import compiler as compiler_module
 from holdfast.engine.grammars.checker import GrammarChecker, grammar_checker
 from holdfast.engine.grammars.compiler import Compiler
+from holdfast.engine.grammars.given_up import refusing
 from holdfast.engine.grammars.pool import Pool
 from holdfast.engine.grammars.requests import check_in_workers, validate_without_xgrammar
 from holdfast.errors import OverloadedError

@@ -33,6 +33,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from holdfast.engine import checked_llm
+from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.checked_llm import CheckedLLM, UnsentError
 from holdfast.engine.continuation import ContinuedPrompt
 from holdfast.engine.long_prompts import long_prompt_tokens
@@ -43,6 +44,7 @@ from holdfast.engine.sequence_queue import Capacity, SequenceQueue
 from holdfast.engine.sizes import media_bytes_of
 from holdfast.patches.continued import SENT_TOKENS
 from holdfast.patches.parameters import MAX_MEDIA_COPIES_BYTES, check_media_copies
+from holdfast.records import Death
 from holdfast.request_context import REQUEST, RequestContext
 from stub_engine import FACTS
 
@@ -467,13 +469,94 @@ def test_what_waits_for_its_turn_when_the_engine_dies_was_not_sent() -> None:
         await engine.until_sent(RUNNING - 1)
         engine.core.resources.engine_dead = True
         engine.llm.output_processor.propagate_error(EngineDeadError())
-        assert engine.sequences.unsent(VllmOutputs().request_ids) == {"b"}
+        assert engine.sequences.unsent(["a", "b"], VllmOutputs().request_ids) == {"b"}
         engine.sequences.end(UnsentError)
         with pytest.raises(UnsentError):
             await waits
         with pytest.raises(EngineDeadError) as died:
             await sent
         assert not isinstance(died.value, UnsentError)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("sent", [None, SentAnswer([7])], ids=["new", "goes on"])
+def test_what_comes_after_the_death_was_not_sent(sent: SentAnswer | None) -> None:
+    """The supervisor has not noticed yet, so that requests still come."""
+
+    async def scene(engine: Engine) -> None:
+        engine.llm.declare_dead()
+        with pytest.raises(UnsentError):
+            await engine.ask("a", RequestContext(), sent=sent)
+
+    play(scene)
+
+
+def test_a_stream_that_waits_for_others_to_go_on_when_the_engine_dies_was_not_sent() -> None:
+    """Each has the answers before it read first."""
+
+    async def scene(engine: Engine) -> None:
+        async with engine.llm.restoring:
+            waits = engine.ask("a", RequestContext(), sent=SentAnswer([7]))
+            await engine.until_sent(0)
+            engine.llm.declare_dead()
+        with pytest.raises(UnsentError):
+            await waits
+
+    play(scene)
+
+
+def test_a_dead_engine_gets_nothing_more() -> None:
+    """Though a caller leaves it, so that another could have its turn."""
+
+    async def scene(engine: Engine) -> None:
+        leaves = engine.ask("a", RequestContext(key="a"), RUNNING - 1)
+        waits = engine.ask("b", RequestContext(key="a"))
+        await engine.until_sent(RUNNING - 1)
+        engine.core.resources.engine_dead = True
+        leaves.cancel()
+        await asyncio.wait({leaves})
+        await engine.until_sent(RUNNING - 1)
+        assert engine.sequences.unsent(["b"], VllmOutputs().request_ids) == {"b"}
+        engine.sequences.end(UnsentError)
+        with pytest.raises(UnsentError):
+            await waits
+
+    play(scene)
+
+
+def test_what_the_engine_had_in_part_was_sent() -> None:
+    """Some answers to a prompt waited for their turn, but those before them had theirs."""
+
+    async def scene(engine: Engine) -> None:
+        asking = engine.ask("a", RequestContext(key="a"), RUNNING)
+        await engine.until_sent(RUNNING - 1)
+        engine.llm.declare_dead()
+        engine.sequences.end(UnsentError)
+        with pytest.raises(EngineDeadError) as died:
+            await asking
+        assert not isinstance(died.value, UnsentError)
+
+    play(scene)
+
+
+def test_a_request_that_vllm_has_not_registered_yet_did_not_end_the_engine() -> None:
+    """It waits for others to go on, so that the engine and our queue know nothing of it."""
+
+    async def scene(engine: Engine) -> None:
+        requests = ReplayManager(VllmOutputs())
+        requests.engine_started(engine.llm, 1)
+        requests.open()
+        requests.presence.unsent = engine.sequences.unsent
+        arguments = engine.arguments("a")
+        arguments["prompt"] = ContinuedPrompt(arguments["prompt"], SentAnswer([7]))
+        async with engine.llm.restoring:
+            call = calling(RequestContext(key="a"), requests.run("generate", arguments))
+            await engine.until_sent(0)
+            engine.llm.declare_dead()
+            death = Death("worker_exception", "rank 0: ZeroDivisionError", blames_requests=True)
+            assert requests.assign_blame(death) == BlameVerdict()
+        call.cancel()
 
     play(scene)
 

@@ -48,6 +48,7 @@ DRIVEN_ELSEWHERE = {
     "engine.facts": "contract/test_vllm_images.py gpu_paths/test_scheduler.py",
     "engine.grammars.checker": "process/test_grammar_processes.py contract/test_vllm_grammars.py",
     "engine.grammars.compiler": "contract/test_vllm_grammars.py",
+    "engine.grammars.given_up": "contract/test_vllm_grammars.py",
     "engine.grammars.pool": "process/test_grammar_processes.py",
     "engine.grammars.reaper": "process/test_grammar_processes.py",
     "engine.grammars.requests": "contract/test_vllm_grammars.py",

@@ -171,6 +171,8 @@ class ScriptedLLM:
 
         It goes on after what was sent.
         """
+        if self.is_dead:
+            raise UnsentError
         self.received.append(prompt)
         self.went_on_after.append(sent)
         self.running.append(prompt)

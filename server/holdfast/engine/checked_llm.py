@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
@@ -22,16 +21,11 @@ from holdfast.engine.continuation import (
     restore,
     sent_answer,
 )
+from holdfast.engine.grammars.given_up import refusing
 from holdfast.engine.sequence_queue import SequenceQueue
 from holdfast.engine.sizes import media_bytes_of
 from holdfast.engine.unread_tokens import unread_tokens
-from holdfast.engine.vllm_errors import as_http_errors
-from holdfast.errors import NotReadyError
 from holdfast.patches.continued import SENT_TOKENS
-from holdfast.patches.grammar_compilation import COMPILES_TOO_LONG, NOT_COMPILED
-from holdfast.patches.grammar_memory import NO_ROOM
-from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
-from holdfast.patches.grammars import DEAD_END
 from holdfast.patches.parameters import (
     check_media_copies,
     check_prompt_copies,
@@ -45,20 +39,10 @@ from holdfast.request_context import current_request
 _SENT_ALONG = ("reasoning_parser_kwargs", "session_id")
 """What a client says beside the parameters, and the engine gets."""
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
-_REFUSALS = {
-    TOO_SLOW: "it takes the engine too much CPU time per token",
-    TOO_LARGE: "its answer takes the engine too much memory",
-    COMPILES_TOO_LONG: "it takes the engine too long to compile",
-}
-_LATER = {
-    NO_ROOM: "The grammars of all requests take the engine too much memory. Try again later.",
-    NOT_COMPILED: "The grammars of other requests take the engine too long. Try again later.",
-}
-_DEAD_END = "The answer came to a point at which the grammar allows no token."
 
 
 class UnsentError(EngineDeadError):  # type: ignore[misc]  # vLLM is Any to us
-    """The engine died before this queued request was sent, so the request did not cause it."""
+    """The engine died before any part of this request was sent, so it did not cause that."""
 
 
 class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
@@ -104,6 +88,8 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         self.sequences = sequences
         self.collectors = WeakValueDictionary()
         self.restoring = asyncio.Lock()
+        resources = self.engine_core.resources  # not `self`, see `stop_queueing`
+        sequences.is_gone = lambda: bool(resources.engine_dead)
         self.output_processor.request_states = _RequestStates(sequences)
         self.engine_core.add_request_async = self._queued(self.engine_core.add_request_async)
         processor = self.output_processor
@@ -136,6 +122,7 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
             VLLMValidationError: something in it has no encoding or is too large, it asks for too
                 many sequences, or its further arguments are not what they may be; nothing remains
                 of the request.
+            UnsentError: the engine is gone.
         """
         _check_further(getattr(params, "extra_args", None) or {})
         sequences = getattr(params, "n", 1)
@@ -154,6 +141,8 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
             # takes to read: others must have their turn in between.
             async with self.restoring:
                 await asyncio.sleep(0)
+        if self.errored:
+            raise UnsentError
         try:
             with going_on(prompt) as given:
                 added = await super().add_request(request_id, given, params, *args, **options)
@@ -229,11 +218,14 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
 
     def _queued(self, send: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
         async def send_queued(request: Any) -> None:
+            is_begun = self._has_part_of(request.request_id)
             try:
                 is_wanted = self.sequences is None or await self.sequences.enter(request.request_id)
-            except BaseException:
+            except BaseException as error:
                 # vLLM does not clean up here: it does not expect to wait when it sends (0.32).
                 self.output_processor.abort_requests([request.request_id], internal=True)
+                if is_begun and isinstance(error, UnsentError):
+                    raise EngineDeadError from error
                 raise
             if is_wanted:
                 if (sent := sent_answer()) is not None:
@@ -242,6 +234,16 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
                 await send(request)
 
         return send_queued
+
+    def _has_part_of(self, name: str) -> bool:
+        """Whether the engine has had a part of the request that a sequence belongs to.
+
+        That is an earlier part of its prompt, or an answer before this one: vLLM sends them one
+        after another (0.32, 0.33).
+        """
+        state = self.output_processor.request_states.get(name)
+        is_later_answer = state is not None and state.request_index > 0
+        return is_later_answer or (self.sequences is not None and self.sequences.has_sent(name))
 
 
 class _RequestStates(dict[str, Any]):
@@ -309,34 +311,3 @@ def _check_count(sequences: int, most: float) -> None:
         raise VLLMValidationError(
             f"The request asks for more than {most:g} sequences at a time (prompts times n)."
         )
-
-
-async def refusing(
-    outputs: Any, refuse: Callable[[], None], *, has_begun: bool = False
-) -> AsyncIterator[Any]:
-    """Yield the outputs of a request that has a grammar; `has_begun` if its prompt was counted.
-
-    Raises:
-        VLLMValidationError: the engine gave the grammar up, see `patches.grammars`, or it leads
-            nowhere.
-        GracefulHTTPError: it gave it up because those of others took its memory or its time.
-    """
-    async with aclosing(outputs):
-        async for output in outputs:
-            reasons = {one.stop_reason for one in output.outputs if one.finish_reason == "error"}
-            if later := reasons & _LATER.keys():
-                with as_http_errors(current_request()):
-                    raise NotReadyError(_LATER[later.pop()])
-            if reasons & {DEAD_END, *_REFUSALS}:
-                # Nothing else counts them: the caller does not get this output.
-                prompt_tokens = 0 if has_begun else len(output.prompt_token_ids or ())
-                output_tokens = sum(len(one.token_ids) for one in output.outputs)
-                current_request().count_tokens(prompt_tokens, output_tokens)
-            if DEAD_END in reasons:
-                raise VLLMValidationError(_DEAD_END)
-            if refused := reasons & _REFUSALS.keys():
-                refuse()
-                reason = _REFUSALS[refused.pop()]
-                raise VLLMValidationError(f"The grammar of the request is refused: {reason}.")
-            has_begun = True
-            yield output

@@ -11,7 +11,7 @@ from holdfast.engine.blame import Blame, BlameVerdict
 from holdfast.engine.request import EngineOutputs, EngineRequest
 from holdfast.records import Death
 
-Unsent = Callable[[Callable[[str], Iterable[str]]], frozenset[str]]
+Unsent = Callable[[Iterable[str], Callable[[str], Iterable[str]]], frozenset[str]]
 
 
 class Presence:
@@ -32,8 +32,8 @@ class Presence:
         self._generation = 0
         self._may_be_judged = False
         """Whether there is an engine whose death has not been judged."""
-        self.unsent: Unsent = lambda _: frozenset()
-        """Returns the IDs of requests that are queued here and have not reached the engine."""
+        self.unsent: Unsent = lambda *_: frozenset()
+        """Returns, of the IDs given, those of requests that the engine has nothing of."""
 
     def engine_started(self, generation: int) -> None:
         """Record that there is another engine, which has no request yet."""
@@ -41,7 +41,7 @@ class Presence:
 
     def forget_engine(self) -> None:
         """Let go of an engine that is gone."""
-        self.unsent = lambda _: frozenset()
+        self.unsent = lambda *_: frozenset()
 
     def request_left(self, request: EngineRequest) -> None:
         """Remember a request whose caller leaves, unless the present engine has not had it.
@@ -53,7 +53,9 @@ class Presence:
 
     def judge(self, death: Death) -> BlameVerdict:
         """Work out which requests may have caused the death of the present engine."""
-        unsent = self.unsent(self._outputs.request_ids)
+        # A call that has heard of the death has also heard whether the engine had the request.
+        calls = [request.request_id for request in self._requests if request.is_in_engine]
+        unsent = self.unsent(calls, self._outputs.request_ids)
         present = [
             request
             for request in self._requests

@@ -272,13 +272,13 @@ class ReplayManager:
         elif request.generation:
             self.replayed += 1
             request.context.replays += 1
-        request.generation = self._generation
+        request.generation = request.given_generation = self._generation
         request.is_abort_expected = False  # this engine has not been asked to
         request.context.given_to(self._generation)
         return arguments
 
     def _may_run(self, request: EngineRequest) -> bool:
-        is_fresh = self._llm is not None and request.generation < self._generation
+        is_fresh = self._llm is not None and request.given_generation < self._generation
         is_admitted = request.refusal is None and (self._is_open or request.context.is_probe)
         return is_fresh and is_admitted and not self.long_prompts.must_wait(request)
 

@@ -127,6 +127,8 @@ class EngineRequest:
     sent: SentAnswer = field(default_factory=SentAnswer)
     generation: int = 0
     """The generation that has or had the request; 0 if none."""
+    given_generation: int = 0
+    """The last generation that it was given to, even if that died before it was sent; 0 if none."""
     has_been_given: bool = False
     """Whether an engine was given it, even if that engine died before it was sent."""
     is_in_engine: bool = False

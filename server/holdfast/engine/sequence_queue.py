@@ -136,6 +136,8 @@ class SequenceQueue:
     capacity: Capacity = field(default_factory=Capacity)
     count_keys: Callable[[], int] = lambda: 0
     """Counts the keys; with fewer than two, no key has to wait for another."""
+    is_gone: Callable[[], bool] = lambda: False
+    """Whether the engine is dead, and so gets nothing more, even before `end` is called."""
     _sequences: dict[str, _Sequence] = field(default_factory=dict)
     _queues: OrderedDict[str, OrderedDict[str, _Sequence]] = field(default_factory=OrderedDict)
     """Waiting sequences by key, the key that is next first; none is empty."""
@@ -226,15 +228,15 @@ class SequenceQueue:
                 self._prompt_read(name)
             self._admit_waiting()
 
-    def unsent(self, request_ids: Callable[[str], Iterable[str]]) -> frozenset[str]:
-        """Return the requests that have sequences here, but none in the engine.
+    def unsent(
+        self, requests: Iterable[str], request_ids: Callable[[str], Iterable[str]]
+    ) -> frozenset[str]:
+        """Return those of `requests` that have no sequence in the engine.
 
         `request_ids` returns the requests that a sequence may belong to.
         """
-        found: dict[bool, set[str]] = {False: set(), True: set()}
-        for name, sequence in self._sequences.items():
-            found[sequence.is_inside].update(request_ids(name))
-        return frozenset(found[False] - found[True])
+        inside = (name for name, sequence in self._sequences.items() if sequence.is_inside)
+        return frozenset(requests).difference(*map(request_ids, inside))
 
     def prefilling(self) -> tuple[str, ...]:
         """Return the sequences with prompts that the engine has not fully processed."""
@@ -268,6 +270,8 @@ class SequenceQueue:
         self._inside_count = 0
 
     def _has_capacity(self, sequence: _Sequence) -> bool:
+        if self.is_gone():
+            return False
         keys = self.count_keys()
         key = sequence.context.key
         return keys < 2 or (

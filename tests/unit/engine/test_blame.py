@@ -456,13 +456,45 @@ def test_what_waits_for_its_turn_is_no_suspect() -> None:
     """The engine has had nothing of it, so that the only one that it had is alone."""
 
     async def scene(harness: ReplayHarness) -> None:
-        harness.requests.presence.unsent = lambda _: frozenset({"waiting"})
+        harness.requests.presence.unsent = lambda *_: frozenset({"waiting"})
         (bad, waiting), verdict = await killed(harness, RAISED, ["bad", "waiting"], held=1)
         assert verdict.explained == 1
         with answered(SuspectedError):
             await bad
         harness.start()
         await waiting
+
+    run_scene(scene)
+
+
+def test_what_comes_after_the_death_is_no_suspect() -> None:
+    """Nothing of it was sent; it waits, and no engine counts as its first before the next."""
+    context = RequestContext(key="b")
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start()
+        harness.llm.die()
+        late = harness.call("late", context=context)
+        await harness.until_held(1)
+        assert harness.bury(RAISED) == BlameVerdict()
+        harness.start()
+        await late
+        assert (context.replays, harness.requests.replayed) == (0, 0)
+
+    run_scene(scene)
+
+
+def test_what_comes_and_leaves_after_the_death_is_no_suspect() -> None:
+    """As it would be without leaving."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start()
+        harness.llm.die()
+        late = harness.call("late")
+        await harness.until_held(1)
+        late.cancel()
+        await asyncio.wait({late})
+        assert harness.bury(RAISED) == BlameVerdict()
 
     run_scene(scene)
 

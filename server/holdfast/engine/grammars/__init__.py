@@ -10,5 +10,6 @@ rest gets 400.
     pool       starts the worker processes and talks to them
     workers    runs in them: one process that has the tokenizer, and the workers that it forks
     compiler   compiles in a worker what vLLM's front end and EngineCore would
+    given_up   ends a request whose grammar the engine gave up all the same
     requests   checks what vLLM compiles in the front end before a request has parameters
 """

@@ -1,0 +1,62 @@
+"""Ends a request with the reason for which the engine gave its grammar up.
+
+`patches.grammars` has the engine name that reason in the last output. Seen in vLLM 0.32 and 0.33.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+
+from holdfast.engine.vllm_errors import as_http_errors
+from holdfast.errors import NotReadyError
+from holdfast.patches.grammar_compilation import COMPILES_TOO_LONG, NOT_COMPILED
+from holdfast.patches.grammar_memory import NO_ROOM
+from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
+from holdfast.patches.grammars import DEAD_END
+from holdfast.request_context import current_request
+
+_REFUSALS = {
+    TOO_SLOW: "it takes the engine too much CPU time per token",
+    TOO_LARGE: "its answer takes the engine too much memory",
+    COMPILES_TOO_LONG: "it takes the engine too long to compile",
+}
+_LATER = {
+    NO_ROOM: "The grammars of all requests take the engine too much memory. Try again later.",
+    NOT_COMPILED: "The grammars of other requests take the engine too long. Try again later.",
+}
+_DEAD_END = "The answer came to a point at which the grammar allows no token."
+
+
+async def refusing(
+    outputs: Any, refuse: Callable[[], None], *, has_begun: bool = False
+) -> AsyncIterator[Any]:
+    """Yield the outputs of a request that has a grammar; `has_begun` if its prompt was counted.
+
+    Raises:
+        VLLMValidationError: the engine gave the grammar up, see `patches.grammars`, or it leads
+            nowhere.
+        GracefulHTTPError: it gave it up because those of others took its memory or its time.
+    """
+    async with aclosing(outputs):
+        async for output in outputs:
+            reasons = {one.stop_reason for one in output.outputs if one.finish_reason == "error"}
+            if later := reasons & _LATER.keys():
+                with as_http_errors(current_request()):
+                    raise NotReadyError(_LATER[later.pop()])
+            if reasons & {DEAD_END, *_REFUSALS}:
+                # Nothing else counts them: the caller does not get this output.
+                prompt_tokens = 0 if has_begun else len(output.prompt_token_ids or ())
+                output_tokens = sum(len(one.token_ids) for one in output.outputs)
+                current_request().count_tokens(prompt_tokens, output_tokens)
+            if DEAD_END in reasons:
+                raise VLLMValidationError(_DEAD_END)
+            if refused := reasons & _REFUSALS.keys():
+                refuse()
+                reason = _REFUSALS[refused.pop()]
+                raise VLLMValidationError(f"The grammar of the request is refused: {reason}.")
+            has_begun = True
+            yield output
