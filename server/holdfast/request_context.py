@@ -142,6 +142,17 @@ class RequestContext:
         if self.usage is not None:
             self.usage.request_began()
 
+    def on_trial(self) -> RequestContext:
+        """Return the context of a trial of one of its engine requests, which an engine has had.
+
+        What the trial takes does not count for its key or its capacity.
+        """
+        return RequestContext(
+            self.request_id,
+            first_generation=self.first_generation,
+            generation=self.generation + 1,
+        )
+
     def count_tokens(self, prompt_tokens: int, output_tokens: int) -> None:
         """Add tokens that the engine has processed for it."""
         self.prompt_tokens += prompt_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
@@ -33,15 +34,19 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from holdfast.engine import checked_llm
-from holdfast.engine.blame import BlameVerdict
+from holdfast.engine.aborts import Aborts
+from holdfast.engine.blame import Blame, BlameVerdict
 from holdfast.engine.checked_llm import CheckedLLM, UnsentError
 from holdfast.engine.continuation import ContinuedPrompt
+from holdfast.engine.load import EngineLoad
 from holdfast.engine.long_prompts import long_prompt_tokens
 from holdfast.engine.outputs import VllmOutputs
 from holdfast.engine.replay import ReplayManager
-from holdfast.engine.request import SentAnswer
+from holdfast.engine.request import EngineRequest, SentAnswer
 from holdfast.engine.sequence_queue import Capacity, SequenceQueue
 from holdfast.engine.sizes import media_bytes_of
+from holdfast.engine.suspicions import Suspicions
+from holdfast.engine.trial_runner import TrialRunner
 from holdfast.patches.continued import SENT_TOKENS
 from holdfast.patches.parameters import MAX_MEDIA_COPIES_BYTES, check_media_copies
 from holdfast.records import Death
@@ -757,6 +762,32 @@ def test_what_an_earlier_engine_had_is_admitted(limit: str, answers: int) -> Non
         for place in range(1 + answers):
             engine.finish(place)
         await asyncio.gather(first, second)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("limit", ["max_num_queued_reqs", "max_num_queued_tokens"])
+def test_all_that_are_tried_together_are_admitted(limit: str) -> None:
+    """One that vLLM refused would be acquitted without having run."""
+
+    async def scene(engine: Engine) -> None:
+        setattr(engine.llm.scheduler_config, limit, 1)
+        outputs = VllmOutputs()
+        aborts = Aborts(outputs, ())
+        blame = Blame(outputs, Suspicions(), in_step=tuple, refused=lambda _: None)
+        runner = TrialRunner(outputs, EngineLoad(time.monotonic), aborts, blame)
+        suspects = [tried(engine, name) for name in ("a", "b")]
+        trial = asyncio.create_task(runner.run(engine.llm, suspects))
+        await engine.until_sent(2)
+        for place in range(2):
+            engine.finish(place)
+        assert await trial == []
+
+    def tried(engine: Engine, name: str) -> EngineRequest:
+        context = RequestContext()
+        context.given_to(1)
+        arguments = engine.arguments(name)
+        return EngineRequest("generate", arguments, context, is_replayable=True, is_streamed=False)
 
     play(scene)
 

@@ -14,6 +14,7 @@ from holdfast.engine.aborts import Aborts
 from holdfast.engine.blame import Blame
 from holdfast.engine.load import EngineLoad
 from holdfast.engine.request import EngineOutputs, EngineRequest
+from holdfast.request_context import REQUEST
 
 STEP_LOOK_SECONDS = 0.01
 
@@ -60,6 +61,8 @@ class TrialRunner:
 
     async def _run_past_death(self, llm: Any, request: EngineRequest) -> bool | None:
         """Return whether the request got past the point, not overdue; None if the engine ends."""
+        # Otherwise vLLM's limits for new requests apply, and what they refuse would pass its trial.
+        REQUEST.set(request.context.on_trial())
         found = self._outputs.continued_arguments(request.arguments, request.sent, llm)
         arguments = self._outputs.trial_arguments(request.method, found or request.arguments)
         has_passed = True
