@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,12 @@ def ask(server: Server, path: str, /, **body: Any) -> httpx.Response:
     return server.post(f"/admin/{path}", body, timeout=PATIENCE_SECONDS, headers=AS_ADMIN)
 
 
+def unload(server: Server, name: str) -> httpx.Response:
+    """Take an adapter from the list."""
+    url = f"{server.url}/admin/loras/{name}"
+    return server._client.delete(url, timeout=PATIENCE_SECONDS, headers=AS_ADMIN)
+
+
 def text(server: Server, model: str) -> str:
     """What a model, or an adapter of it, answers greedily."""
     answer = server.completion(PROMPT, model=model, max_tokens=16, ignore_eos=True)
@@ -107,6 +114,27 @@ def test_an_adapter_is_served_and_pinned(server: Server, adapter: Path) -> None:
     missing = ask(server, "loras", name="nobody", path=str(adapter / "nothing"))
     assert missing.status_code in {400, 404}, missing.text
     assert ask(server, "loras", name="accent", path=str(adapter)).status_code == 400
+    assert server.generation == 1
+
+
+def test_others_may_need_the_slot_of_a_pinned_adapter(
+    server: Server, models: Path, adapter: Path
+) -> None:
+    """A step with as many others as there are slots ends no engine, and it answers as before."""
+    accent = text(server, "accent")
+    others = ("first", "second")
+    for scale, name in enumerate(others, start=1):
+        path = make_lora(adapter.parent / name, make_qwen(models / "qwen"), scale=scale)
+        assert ask(server, "loras", name=name, path=str(path)).status_code == 200
+
+    def answer(name: str) -> int:
+        return server.completion(PROMPT, model=name, max_tokens=400, ignore_eos=True).status_code
+
+    with ThreadPoolExecutor() as threads:
+        assert list(threads.map(answer, others)) == [200, 200]
+    assert text(server, "accent") == accent
+    for name in others:
+        unload(server, name)
     assert server.generation == 1
 
 
@@ -246,10 +274,7 @@ def test_the_cpu_does_not_sleep(server: Server) -> None:
 
 def test_an_adapter_is_unloaded(server: Server) -> None:
     """Nobody is served by it any more, and it can be loaded again under its name."""
-    answer = server._client.delete(
-        f"{server.url}/admin/loras/accent", timeout=PATIENCE_SECONDS, headers=AS_ADMIN
-    )
-    assert answer.json() == {"loras": []}
+    assert unload(server, "accent").json() == {"loras": []}
     assert server.completion(PROMPT, model="accent").status_code == 404
     assert ask(server, "loras/accent/pin").status_code == 404
 

@@ -89,6 +89,7 @@ DRIVEN_ELSEWHERE = {
     "nodes.actions": "unit/nodes/test_head.py unit/nodes/test_follower.py",
     "nodes.streams": "unit/nodes/test_listener.py unit/nodes/test_dialer.py",
     "patches": "project/test_patches.py contract/test_vllm_patches.py",
+    "patches.adapter_slots": "contract/test_vllm_adapter_slots.py",
     "patches.adapters": "contract/test_vllm_adapters.py",
     "patches.answer_parsing": "contract/test_vllm_answer_parsing.py",
     "patches.broken_responses": "contract/test_vllm_broken_responses.py",

@@ -41,7 +41,8 @@ class Loras:
         self._proxy = proxy
         self._is_enabled = is_enabled
         self._models: Any | None = None
-        self._pinned: set[str] = set()
+        # By ID, which vLLM gives to no other adapter, not by name: its own routes change the list.
+        self._pinned: set[int] = set()
 
     def attach(self, models: Any) -> None:
         """Use vLLM's serving models, which hold the list."""
@@ -50,10 +51,7 @@ class Loras:
     def listed(self) -> tuple[Lora, ...]:
         """Return every adapter in order of loading. Never waits for the engine."""
         requests = self._models.lora_requests if self._models else {}
-        return tuple(
-            Lora(name, request.lora_path, name in self._pinned)
-            for name, request in requests.items()
-        )
+        return tuple(map(self._as_listed, requests.values()))
 
     async def load(self, name: str, path: str, *, is_replacing: bool) -> Lora:
         """Have the engine load an adapter, and list it.
@@ -68,8 +66,7 @@ class Loras:
             answer = await models.load_lora_adapter(request)
         if isinstance(answer, ErrorResponse):
             raise _refusal(answer)
-        self._pinned.discard(name)
-        return Lora(name, path, is_pinned=False)
+        return self._as_listed(models.lora_requests[name])
 
     async def unload(self, name: str) -> None:
         """Unlist an adapter, and remove it from the engine once no request needs it.
@@ -78,32 +75,33 @@ class Loras:
             ConflictError: LoRA is off. NotFoundError: it is not listed.
         """
         models = self._require_enabled()
-        lora_id = self._id_of(name)
+        lora_id = self._request_of(name).lora_int_id
         answer = await models.unload_lora_adapter(UnloadLoRAAdapterRequest(lora_name=name))
         if isinstance(answer, ErrorResponse):
             raise _refusal(answer)
-        self._pinned.discard(name)
+        self._pinned.discard(lora_id)
         try:
             async with rpc_deadline("unload the adapter", UNUSED_DEADLINE_SECONDS):
                 # A step that needs a missing adapter loads it, or ends the engine.
-                while any(uses(one, lora_id) for one in self._proxy.requests.arguments()):  # noqa: ASYNC110 - no event announces it
+                while self._is_used(lora_id):  # noqa: ASYNC110 - no event announces it
                     await asyncio.sleep(POLL_SECONDS)
                 await call_workers(self._proxy, "remove_lora", lora_id=lora_id)
         except HoldfastError as error:
             logger.warning("LoRA %s is unlisted, but stays in the engine: %s", name, error)
 
     async def pin(self, name: str) -> Lora:
-        """Keep an adapter on the device whichever others are used, also in later generations.
+        """Keep an adapter on the device, also in later generations, unless others need all slots.
 
         Raises:
             ConflictError: LoRA is off, or there is not enough room to pin another.
             NotFoundError: it is not listed.
         """
-        self._require_enabled()
-        lora_id = self._id_of(name)
-        await self._pin(lora_id)
-        self._pinned.add(name)
-        return next(lora for lora in self.listed() if lora.name == name)
+        models = self._require_enabled()
+        request = self._request_of(name)
+        await self._remove_unlisted_pins(models)
+        await self._pin(request.lora_int_id)
+        self._pinned.add(request.lora_int_id)
+        return self._as_listed(request)
 
     async def restore(self, *, is_stale: bool = False) -> None:
         """Give the running engine every adapter that is listed, or that a request still needs.
@@ -123,7 +121,7 @@ class Loras:
             except HoldfastError as error:
                 self._stop_serving(request, error)
                 continue
-            if request.lora_name in self._pinned and self._is_listed(request):
+            if request.lora_int_id in self._pinned and self._is_listed(request):
                 await self._pin_again(request)
 
     def _needed(self) -> list[Any]:
@@ -138,11 +136,20 @@ class Loras:
             found.setdefault(request.lora_int_id, request)
         return list(found.values())
 
+    async def _remove_unlisted_pins(self, models: Any) -> None:
+        """Remove pinned adapters from the engine that vLLM's own route has unlisted."""
+        listed = {request.lora_int_id for request in models.lora_requests.values()}
+        for lora_id in self._pinned - listed:
+            if not self._is_used(lora_id):
+                async with rpc_deadline("unload the adapter"):
+                    await call_workers(self._proxy, "remove_lora", lora_id=lora_id)
+                self._pinned.discard(lora_id)
+
     async def _pin_again(self, request: Any) -> None:
         try:
             await self._pin(request.lora_int_id)
         except HoldfastError as error:
-            self._pinned.discard(request.lora_name)
+            self._pinned.discard(request.lora_int_id)
             logger.error("LoRA %s is no longer pinned: %s", request.lora_name, error)  # noqa: TRY400 - the error is an answer
 
     async def _pin(self, lora_id: int) -> None:
@@ -159,7 +166,7 @@ class Loras:
         logger.error("LoRA %s is no longer served: %s", name, error)
         if self._models is not None and self._is_listed(lora):
             del self._models.lora_requests[name]
-            self._pinned.discard(name)
+        self._pinned.discard(lora_id)
         # Trying them would end one engine after another: a step that cannot load its adapter
         # raises.
         lost = RequestLostError(f"The LoRA adapter {name} could not be loaded again.")
@@ -169,16 +176,23 @@ class Loras:
         """Whether this is the listed adapter of its name, and not an earlier one."""
         return self._models is not None and self._models.lora_requests.get(lora.lora_name) is lora
 
+    def _is_used(self, lora_id: int) -> bool:
+        return any(uses(one, lora_id) for one in self._proxy.requests.arguments())
+
+    def _as_listed(self, request: Any) -> Lora:
+        is_pinned = request.lora_int_id in self._pinned
+        return Lora(request.lora_name, request.lora_path, is_pinned)
+
     def _require_enabled(self) -> Any:
         if not self._is_enabled:
             raise ConflictError("LoRA is off.", remedy="start with --enable-lora.")
         return self._models
 
-    def _id_of(self, name: str) -> int:
+    def _request_of(self, name: str) -> Any:
         request = self._models.lora_requests.get(name) if self._models else None
         if request is None:
             raise NotFoundError(f"There is no LoRA adapter {name!r}.")
-        return int(request.lora_int_id)
+        return request
 
 
 def _refusal(answer: ErrorResponse) -> HoldfastError:

@@ -603,6 +603,16 @@ PATCHES: tuple[Patch, ...] = (
         upstream=f"{_ISSUE}10097",
     ),
     Patch(
+        "patches.adapter_slots.yield_pinned_slots",
+        "worker",
+        (
+            "vllm.lora.model_manager:LRUCacheLoRAModelManager.pin_adapter",
+            "vllm.lora.worker_manager:LRUCacheWorkerLoRAManager._apply_adapters",
+            "vllm.lora.worker_manager:WorkerLoRAManager.remove_adapter",
+        ),
+        "a step that needs the slot of a pinned adapter ends the engine",
+    ),
+    Patch(
         "patches.engine.keep_builds",
         "engine",
         ("vllm.distributed.device_communicators.pynccl_allocator:tempfile",),

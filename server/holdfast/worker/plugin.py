@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.patches import check
+from holdfast.patches.adapter_slots import yield_pinned_slots
 from holdfast.patches.continued import keep_sent_tokens, resume_answers
 from holdfast.patches.engine import (
     accept_plain_functions,
@@ -102,6 +103,8 @@ def _with_hooks(init_device: Callable[[Any], None], spec: WorkspaceSpec) -> Call
         check("worker")
         find_weight_cache()
         mark_nan_rows(wrapper.vllm_config)
+        if wrapper.vllm_config.lora_config is not None:
+            yield_pinned_slots()
         directory = Path(spec.stats_directory)
         shared = shared_path(directory) if is_shared_memory_kept() else None
         hooks = WorkerHooks(wrapper.worker, wrapper.vllm_config, spec, shared=shared)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.worker import adapters
 from holdfast.workspace.plan import GrowthPolicy
 
 logger = logging.getLogger("vllm.holdfast")
@@ -33,7 +34,7 @@ def call(wrapper: Any, method: str, arguments: Mapping[str, Any]) -> dict[str, s
     if method not in CALLABLE:
         return {"error": f"workers do not allow calls of {method}"}
     try:
-        getattr(wrapper.worker, method)(**_as_vllm_takes_them(method, arguments))
+        _call(wrapper.worker, method, arguments)
     except Exception as error:  # the edge of an RPC, see above
         text = f"{type(error).__name__}: {error}"
         # A mistyped path does not deserve a traceback in the log, except at the debug level.
@@ -42,12 +43,13 @@ def call(wrapper: Any, method: str, arguments: Mapping[str, Any]) -> dict[str, s
     return {"error": ""}
 
 
-def _as_vllm_takes_them(method: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Rebuild the objects that crossed the wire as plain fields."""
+def _call(worker: Any, method: str, arguments: Mapping[str, Any]) -> None:
+    if method == "add_lora":
+        from vllm.lora.request import LoRARequest  # noqa: PLC0415 - vLLM is only there in a worker
+
+        # Rebuilt, because it crossed the wire as plain fields.
+        adapters.load(worker, LoRARequest(**arguments))
+        return
     if method == "save_sharded_state":  # which vLLM leaves to its callers
         Path(arguments["path"]).mkdir(parents=True, exist_ok=True)
-    if method != "add_lora":
-        return arguments
-    from vllm.lora.request import LoRARequest  # noqa: PLC0415 - vLLM is only there in a worker
-
-    return {"lora_request": LoRARequest(**arguments)}
+    getattr(worker, method)(**arguments)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -375,8 +376,10 @@ class Models:
     async def load_lora_adapter(self, request: LoadLoRAAdapterRequest) -> Any:
         if self.refusal is not None:
             return self.refusal
-        number = len(self.lora_requests) + 1
+        earlier = self.lora_requests.get(request.lora_name)
+        number = len(self.lora_requests) + 1 if earlier is None else earlier.lora_int_id
         lora = LoRARequest(request.lora_name, number, request.lora_path)
+        lora.load_inplace = request.load_inplace
         await self._proxy.add_lora(lora)
         self.lora_requests[request.lora_name] = lora
         return "Success"
@@ -497,6 +500,30 @@ def test_only_the_adapter_that_was_pinned_is_pinned_again() -> None:
     assert [(what, its["lora_id"]) for what, its in shelf.llm.asked if what == "pin_lora"] == [
         ("pin_lora", 2)
     ]
+
+
+def test_an_adapter_that_vllms_routes_have_loaded_again_is_not_pinned() -> None:
+    """Nor by the next engine. The one that was pinned leaves before another can be."""
+    shelf = Shelf()
+    shelf.load("a")
+    run(shelf.loras.pin("a"))
+    shelf.models.lora_requests["a"] = LoRARequest("a", 2, "/a")
+    assert shelf.loras.listed() == (Lora("a", "/a", is_pinned=False),)
+    shelf.llm.asked.clear()
+    run(shelf.loras.restore())
+    assert [what for what, _ in shelf.llm.asked] == ["add_lora"]
+    run(shelf.loras.pin("a"))
+    assert shelf.llm.asked[1:] == [("remove_lora", {"lora_id": 1}), ("pin_lora", {"lora_id": 2})]
+    assert shelf.loras.listed() == (Lora("a", "/a", is_pinned=True),)
+
+
+def test_a_replaced_adapter_stays_pinned() -> None:
+    """As in the workers, where it has the same ID."""
+    shelf = Shelf()
+    shelf.load("a")
+    run(shelf.loras.pin("a"))
+    replaced = run(shelf.loras.load("a", "/b", is_replacing=True))
+    assert replaced == Lora("a", "/b", is_pinned=True)
 
 
 def test_a_pin_too_many_is_a_conflict() -> None:
@@ -631,6 +658,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.worker = self
+        self.model_runner = SimpleNamespace()
         self.got: Any = None
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
