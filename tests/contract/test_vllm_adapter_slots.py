@@ -15,15 +15,31 @@ from holdfast.patches.adapter_slots import yield_pinned_slots
 from holdfast.worker.adapters import load
 
 
+class Layer:
+    """Takes the weights of an adapter, unless they are for another model."""
+
+    def __init__(self) -> None:
+        self.paths: dict[int, str] = {}
+
+    def set_lora(self, index: int, path: str, _: None) -> None:
+        """Take them into a slot."""
+        if path == "/too-wide":
+            raise RuntimeError("its shape is another one")
+        self.paths[index] = path
+
+
 class Slots(LRUCacheLoRAModelManager):  # type: ignore[misc]  # vLLM is Any to us
-    """vLLM's manager, for a model without layers."""
+    """vLLM's manager, for a model with one layer."""
 
     def __init__(self, slots: int, kept: int) -> None:
         self.lora_config = SimpleNamespace(max_loras=slots, max_cpu_loras=kept)
-        self.modules: dict[str, Any] = {}
+        self.modules = {"layer": Layer()}
         self.lora_index_to_id: list[int | None] = [None] * slots
         self._registered_adapters = AdapterLRUCache(kept, self.deactivate_adapter)
         self._active_adapters = AdapterLRUCache(slots, self._deactivate_adapter)
+
+    def _get_lora_layer_weights(self, lora: Any, _module: str) -> Any:
+        return SimpleNamespace(lora_a=lora.path, lora_b=None)
 
     def _add_adapter(self, lora: Any) -> None:
         self._registered_adapters[lora.id] = lora
@@ -36,7 +52,9 @@ class Worker(LRUCacheWorkerLoRAManager):  # type: ignore[misc]  # vLLM is Any to
         self._adapter_manager = Slots(slots, kept or slots)
 
     def _load_adapter(self, lora_request: LoRARequest) -> Any:
-        return SimpleNamespace(id=lora_request.lora_int_id)
+        if lora_request.lora_path == "/truncated":
+            raise ValueError("its files are truncated")
+        return SimpleNamespace(id=lora_request.lora_int_id, path=lora_request.lora_path)
 
     @property
     def model_runner(self) -> Any:
@@ -47,10 +65,10 @@ class Worker(LRUCacheWorkerLoRAManager):  # type: ignore[misc]  # vLLM is Any to
         """What vLLM's worker passes on to this one."""
         return bool(self.add_adapter(request))
 
-    def load(self, *numbers: int, is_replacing: bool = False) -> None:
+    def load(self, *numbers: int) -> None:
         """Load adapters, as an operator does."""
         for number in numbers:
-            load(self, LoRARequest(str(number), number, "/x", load_inplace=is_replacing))
+            load(self, LoRARequest(str(number), number, "/x"))
 
     def step(self, *numbers: int) -> None:
         """Prepare a step with requests for these adapters."""
@@ -58,6 +76,14 @@ class Worker(LRUCacheWorkerLoRAManager):  # type: ignore[misc]  # vLLM is Any to
         # A list, whose order a test can choose, in place of a set.
         self.set_active_adapters(requests, None)
         assert self.on_device() >= set(numbers)
+
+    def replace(self, number: int, path: str) -> None:
+        """Replace an adapter, or load it."""
+        load(self, LoRARequest(str(number), number, path, load_inplace=True))
+
+    def paths(self) -> dict[int, str]:
+        """Where each adapter that is loaded came from."""
+        return {one: lora.path for one, lora in self._adapter_manager.list_adapters().items()}
 
     def on_device(self) -> set[int]:
         """The adapters that have a slot."""
@@ -142,7 +168,33 @@ def test_a_replaced_adapter_stays_pinned() -> None:
     worker = Worker(2)
     worker.load(1)
     worker.pin_adapter(1)
-    worker.load(1, is_replacing=True)
+    worker.replace(1, "/y")
     worker.step(2)
     worker.step(3)
     assert worker.on_device() == {1, 3}
+
+
+@pytest.mark.parametrize("path", ["/truncated", "/too-wide"])
+def test_a_worker_that_cannot_load_a_replacement_keeps_what_it_had(path: str) -> None:
+    """Whether vLLM finds out before it has evicted the adapter, or after."""
+    worker = Worker(2)
+    worker.load(1, 2)
+    worker.pin_adapter(1)
+    with pytest.raises((ValueError, RuntimeError), match="its"):
+        worker.replace(1, path)
+    assert worker.paths() == {1: "/x", 2: "/x"}
+    worker.step(1)
+    worker.step(3)
+    assert worker.on_device() == {1, 3}
+    assert set(worker._adapter_manager.modules["layer"].paths.values()) == {"/x"}
+
+
+@pytest.mark.parametrize("path", ["/truncated", "/too-wide"])
+def test_a_worker_that_cannot_load_an_adapter_has_nothing_of_it(path: str) -> None:
+    """No later step finds half of it."""
+    worker = Worker(2)
+    worker.load(1)
+    with pytest.raises((ValueError, RuntimeError), match="its"):
+        worker.replace(2, path)
+    assert worker.paths() == {1: "/x"}
+    assert worker.on_device() == {1}

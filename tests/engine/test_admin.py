@@ -138,6 +138,19 @@ def test_others_may_need_the_slot_of_a_pinned_adapter(
     assert server.generation == 1
 
 
+def test_a_replacement_that_does_not_load_changes_nothing(server: Server, adapter: Path) -> None:
+    """The next request has the adapter that was there, and ends no engine."""
+    accent = text(server, "accent")
+    weights = adapter / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-8])
+    refused = ask(server, "loras", name="accent", path=str(adapter), replace=True)
+    assert refused.status_code == 400, refused.text
+    assert text(server, "accent") == accent
+    weights.write_bytes(whole)
+    assert server.generation == 1
+
+
 def test_a_restart_under_load_costs_no_answer(server: Server, adapter: Path) -> None:
     """Token for token those of an undisturbed run; a stream that has begun goes on.
 

@@ -76,6 +76,7 @@ DRIVEN_ELSEWHERE = {
     "engine.unread_tokens": "contract/test_vllm_sequences.py",
     "engine.unsupported": "process/test_usage_errors.py unit/test_cli.py",
     "engine.vllm_errors": "process/test_usage_errors.py",
+    "engine.worker_adapters": "unit/engine/test_async_engine.py",
     "health_check": "process/test_health_check.py",
     "labels": "project/test_docs.py contract/test_vllm_admin.py",
     "lifecycle.commands": "unit/lifecycle/test_operations.py",

@@ -15,8 +15,9 @@ from typing import Any
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
 
-from holdfast.engine.proxy import EngineProxy, uses
+from holdfast.engine.proxy import EngineProxy
 from holdfast.engine.rpc import call_workers, rpc_deadline
+from holdfast.engine.worker_adapters import uses
 from holdfast.errors import (
     ConflictError,
     EngineLostError,
@@ -43,6 +44,7 @@ class Loras:
         self._models: Any | None = None
         # By ID, which vLLM gives to no other adapter, not by name: its own routes change the list.
         self._pinned: set[int] = set()
+        proxy.adapters.on_lost = self._stop_serving
 
     def attach(self, models: Any) -> None:
         """Use vLLM's serving models, which hold the list."""
@@ -85,7 +87,7 @@ class Loras:
                 # A step that needs a missing adapter loads it, or ends the engine.
                 while self._is_used(lora_id):  # noqa: ASYNC110 - no event announces it
                     await asyncio.sleep(POLL_SECONDS)
-                await call_workers(self._proxy, "remove_lora", lora_id=lora_id)
+                await self._proxy.adapters.remove(self._proxy, lora_id)
         except HoldfastError as error:
             logger.warning("LoRA %s is unlisted, but stays in the engine: %s", name, error)
 
@@ -110,7 +112,7 @@ class Loras:
         has adapters whose weights are lost.
         """
         needed = self._needed()
-        self._proxy.forget_adapters_but({one.lora_int_id for one in needed})
+        self._proxy.adapters.forget_all_but({one.lora_int_id for one in needed})
         for request in needed:
             try:
                 async with rpc_deadline(f"load LoRA {request.lora_name}"):
@@ -142,7 +144,7 @@ class Loras:
         for lora_id in self._pinned - listed:
             if not self._is_used(lora_id):
                 async with rpc_deadline("unload the adapter"):
-                    await call_workers(self._proxy, "remove_lora", lora_id=lora_id)
+                    await self._proxy.adapters.remove(self._proxy, lora_id)
                 self._pinned.discard(lora_id)
 
     async def _pin_again(self, request: Any) -> None:

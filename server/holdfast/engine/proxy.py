@@ -7,18 +7,15 @@ engine. The OpenAI layer can read the configuration even while no engine runs.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
-    Collection,
     Iterable,
-    Mapping,
 )
-from contextlib import aclosing, nullcontext, suppress
+from contextlib import aclosing, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,14 +24,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from holdfast.engine.grammars.checker import GrammarChecker
-from holdfast.engine.identity import AdapterFiles
 from holdfast.engine.outputs import VllmOutputs
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.request import Method
-from holdfast.engine.rpc import call_workers
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.vllm_errors import session_call
-from holdfast.errors import EngineRefusedError, RequestAbortedError, RequestLostError
+from holdfast.engine.worker_adapters import WorkerAdapters
+from holdfast.errors import RequestAbortedError
 from holdfast.request_context import Session, current_request
 
 _IMPLEMENTED = {
@@ -103,13 +99,13 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         self._continues_streams = continues_streams
         self.has_new_weights = False
         """Whether those of the engine may have been changed in its memory."""
-        self._adapters = AdapterFiles()
         self._current: Any | None = None
         self._kept: dict[str, Any] = {}
         self._first_model: Any = None
         self.requests = ReplayManager(
             VllmOutputs(self.transfers_kv, self.continues_streams), suspicions
         )
+        self.adapters = WorkerAdapters(self.requests)
 
     @property
     def current(self) -> Any:
@@ -225,34 +221,9 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
             await self._current.abort(names)
 
     async def add_lora(self, lora_request: Any, *, is_stale: bool = False) -> bool:
-        """Add an adapter to every worker or to none, so that the workers stay alike.
-
-        If its files are not those of the last time, no stream with it goes on in another engine.
-
-        Raises:
-            EngineRefusedError: a worker rejected it, so none has it.
-        """
-        fields = {name: getattr(lora_request, name) for name in lora_request.__struct_fields__}
-        if is_stale:
-            fields["load_inplace"] = True
-        lora_id = lora_request.lora_int_id
-        try:
-            await call_workers(self.current, "add_lora", **fields)
-        except EngineRefusedError:
-            with suppress(EngineRefusedError):
-                await call_workers(self.current, "remove_lora", lora_id=lora_id)
-            raise
-        # vLLM keeps the record, and would load the adapter again in each step that needs it.
-        lora_request.load_inplace = False
-        # Only now, since the workers download what the Hub has.
-        if await asyncio.to_thread(self._adapters.have_changed, lora_id, lora_request.lora_path):
-            error = RequestLostError("The LoRA adapter has changed since this answer began.")
-            self.requests.refuse(lambda it: it.has_yielded and uses(it.arguments, lora_id), error)
+        """Add an adapter to every worker or to none, see `WorkerAdapters.load`."""
+        await self.adapters.load(self.current, lora_request, is_stale=is_stale)
         return True
-
-    def forget_adapters_but(self, lora_ids: Collection[int]) -> None:
-        """Forget what the files of all adapters but these were."""
-        self._adapters.forget_all_but(lora_ids)
 
     async def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the workers as vLLM does; what is not Holdfast's own may change their weights."""
@@ -327,11 +298,6 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
 
 # `/abort_requests` without IDs asks for this class before it reads all IDs (0.32, 0.33).
 AsyncLLM.register(EngineProxy)
-
-
-def uses(arguments: Mapping[str, Any], lora_id: int) -> bool:
-    """Whether a request with these arguments needs this adapter."""
-    return getattr(arguments.get("lora_request"), "lora_int_id", None) == lora_id
 
 
 def _positional(method: Method) -> tuple[str, ...]:

@@ -27,10 +27,14 @@ async def call_workers(llm: Any, method: str, **arguments: Any) -> None:
     Raises:
         EngineRefusedError: a worker failed. Others may have succeeded.
     """
-    answers = await llm.collective_rpc("holdfast_call", args=(method, arguments))
-    errors = [answer["error"] for answer in answers if answer["error"]]
-    if errors:
+    if errors := [error for error in await ask_workers(llm, method, **arguments) if error]:
         raise EngineRefusedError(errors[0])
+
+
+async def ask_workers(llm: Any, method: str, **arguments: Any) -> list[str]:
+    """As `call_workers`, but return the error of each worker; empty for one that succeeded."""
+    answers = await llm.collective_rpc("holdfast_call", args=(method, arguments))
+    return [answer["error"] for answer in answers]
 
 
 @asynccontextmanager

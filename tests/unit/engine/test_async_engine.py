@@ -57,6 +57,8 @@ class ScriptedLLM:
         self.asked: list[Any] = []
         self.errors: dict[str, str] = {}
         """Why the first worker cannot do a thing."""
+        self.broken_paths: dict[str, int] = {}
+        """Of adapters, with the number of workers, out of two, that cannot load them."""
         self.raised: Exception | None = None
         self.is_silent = False
         self.is_cache_free = True
@@ -73,7 +75,11 @@ class ScriptedLLM:
     async def collective_rpc(self, method: str, *, args: Any) -> list[dict[str, str]]:
         assert method == "holdfast_call"
         await self._ask(args)
-        return [{"error": self.errors.get(args[0], "")}, {"error": ""}]
+        failing = self.broken_paths.get(args[1].get("lora_path"), 0)
+        return [
+            {"error": "ValueError: broken" if worker < failing else own_error}
+            for worker, own_error in enumerate((self.errors.get(args[0], ""), ""))
+        ]
 
     async def sleep(self, level: int, *, mode: str) -> None:
         await self._ask(("sleep", level, mode))
@@ -442,6 +448,55 @@ def test_an_adapter_that_one_worker_does_not_take_is_in_none() -> None:
     assert shelf.loras.listed() == ()
 
 
+def test_an_adapter_whose_replacement_no_worker_takes_stays(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They have it still, so nothing is asked of them, and its requests go on."""
+    shelf = Shelf()
+    shelf.load("a")
+    run(shelf.loras.pin("a"))
+    shelf.llm.asked.clear()
+    shelf.llm.broken_paths["/b"] = 2
+    with pytest.raises(EngineRefusedError, match="broken"):
+        run(shelf.loras.load("a", "/b", is_replacing=True))
+    assert [what for what, _ in shelf.llm.asked] == ["add_lora"]
+    assert shelf.loras.listed() == (Lora("a", "/a", is_pinned=True),)
+    assert caplog.text == ""
+
+
+def test_an_adapter_whose_replacement_one_worker_does_not_take_is_loaded_again() -> None:
+    """Into all, since the other one has given it up."""
+    shelf = Shelf()
+    shelf.load("a")
+    shelf.llm.asked.clear()
+    shelf.llm.broken_paths["/b"] = 1
+    with pytest.raises(EngineRefusedError, match="broken"):
+        run(shelf.loras.load("a", "/b", is_replacing=True))
+    asked = [(what, its["lora_path"], its["load_inplace"]) for what, its in shelf.llm.asked]
+    assert asked == [("add_lora", "/b", True), ("add_lora", "/a", True)]
+    assert shelf.loras.listed() == (Lora("a", "/a", is_pinned=False),)
+
+
+def test_an_adapter_that_cannot_be_loaded_again_is_served_no_more() -> None:
+    """A step of a request with it would end the engine, and the next one's, too."""
+    shelf = Shelf()
+    shelf.load("a")
+    shelf.llm.broken_paths |= {"/a": 1, "/b": 1}
+    arguments = {"prompt": "hello", "lora_request": shelf.models.lora_requests["a"]}
+
+    async def live() -> None:
+        using = asyncio.create_task(use(shelf.proxy, arguments))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineRefusedError, match="broken"):
+            await shelf.loras.load("a", "/b", is_replacing=True)
+        with pytest.raises(Exception, match="LoRA adapter a could not be loaded again"):
+            await using
+
+    run(live())
+    assert shelf.llm.asked[-1] == ("remove_lora", {"lora_id": 1})
+    assert shelf.loras.listed() == ()
+
+
 def test_a_replaced_adapter_is_read_once() -> None:
     """vLLM keeps the record, and reads the files in each step as long as it says so."""
     shelf = Shelf()
@@ -466,10 +521,9 @@ def test_an_adapter_that_was_not_loaded_again_has_not_changed(tmp_path: Path) ->
         await asyncio.sleep(0)
         (request,) = shelf.proxy.requests._requests
         request.has_yielded = True
-        shelf.llm.errors["add_lora"] = "FileNotFoundError: it is not there"
+        shelf.llm.broken_paths["/typo"] = 1
         with pytest.raises(EngineRefusedError):
             await shelf.proxy.add_lora(LoRARequest("a", 1, "/typo", load_inplace=True))
-        shelf.llm.errors.clear()
         await shelf.proxy.add_lora(adapter)
         assert request.refusal is None
         (directory / "adapter_config.json").write_text("{ }")

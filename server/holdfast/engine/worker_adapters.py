@@ -1,0 +1,87 @@
+"""Keeps the LoRA adapters of all workers alike, in whichever engine runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Any
+
+from holdfast.engine.identity import AdapterFiles
+from holdfast.engine.replay import ReplayManager
+from holdfast.engine.rpc import ask_workers, call_workers
+from holdfast.errors import EngineRefusedError, HoldfastError, RequestLostError
+
+OnLost = Callable[[Any, HoldfastError], None]
+"""Receives the record of an adapter that the workers no longer have, and why."""
+
+
+class WorkerAdapters:
+    """Has every worker load an adapter, or none."""
+
+    def __init__(self, requests: ReplayManager) -> None:
+        self._requests = requests
+        self._files = AdapterFiles()
+        self._loaded: dict[int, Any] = {}
+        """vLLM's record of each adapter that every worker has loaded, by ID."""
+        self.on_lost: OnLost = lambda _record, _error: None
+
+    async def load(self, llm: Any, record: Any, *, is_stale: bool = False) -> None:
+        """Load an adapter into every worker, or leave every worker as it was.
+
+        If its files are not those of the last time, no stream with it goes on in another engine.
+
+        Raises:
+            EngineRefusedError: a worker rejected it.
+        """
+        lora_id = record.lora_int_id
+        errors = await _ask_to_load(llm, record, is_reloading=record.load_inplace or is_stale)
+        if any(errors):
+            await self._undo(llm, record, is_in_some=not all(errors))
+            raise EngineRefusedError(next(filter(None, errors)))
+        # vLLM keeps the record, and would load the adapter again in each step that needs it.
+        record.load_inplace = False
+        self._loaded[lora_id] = record
+        # Only now, since the workers download what the Hub has.
+        if await asyncio.to_thread(self._files.have_changed, lora_id, record.lora_path):
+            lost = RequestLostError("The LoRA adapter has changed since this answer began.")
+            self._requests.refuse(lambda it: it.has_yielded and uses(it.arguments, lora_id), lost)
+
+    async def remove(self, llm: Any, lora_id: int) -> None:
+        """Remove an adapter from every worker that has it.
+
+        Raises:
+            EngineRefusedError: a worker could not.
+        """
+        self._loaded.pop(lora_id, None)
+        await call_workers(llm, "remove_lora", lora_id=lora_id)
+
+    def forget_all_but(self, lora_ids: Collection[int]) -> None:
+        """Forget which all adapters but these were, and their files."""
+        self._files.forget_all_but(lora_ids)
+        self._loaded = {one: record for one, record in self._loaded.items() if one in lora_ids}
+
+    async def _undo(self, llm: Any, record: Any, *, is_in_some: bool) -> None:
+        """Take an adapter from the workers that have loaded it; those that failed are as before."""
+        lora_id = record.lora_int_id
+        earlier = self._loaded.get(lora_id)
+        if earlier is None or earlier is record:
+            with suppress(EngineRefusedError):
+                await self.remove(llm, lora_id)
+        elif is_in_some:
+            errors = await _ask_to_load(llm, earlier, is_reloading=True)
+            if any(errors):
+                self.on_lost(earlier, EngineRefusedError(next(filter(None, errors))))
+                with suppress(EngineRefusedError):
+                    await self.remove(llm, lora_id)
+
+
+async def _ask_to_load(llm: Any, record: Any, *, is_reloading: bool) -> list[str]:
+    """Have every worker load an adapter, and return the error of each; empty if it has loaded."""
+    fields = {name: getattr(record, name) for name in record.__struct_fields__}
+    return await ask_workers(llm, "add_lora", **{**fields, "load_inplace": is_reloading})
+
+
+def uses(arguments: Mapping[str, Any], lora_id: int) -> bool:
+    """Whether a request with these arguments needs this adapter."""
+    return getattr(arguments.get("lora_request"), "lora_int_id", None) == lora_id
