@@ -170,7 +170,7 @@ class AsyncEngine:
 
     @property
     def is_paused(self) -> bool:
-        return self._is_held or self.maintenance.stops_steps
+        return self._is_held or self.maintenance.stops_steps or self._loras.stops_steps
 
     async def sleep(self, level: SleepLevel) -> None:
         await self.maintenance.sleep(level)

@@ -87,7 +87,7 @@ class Engine(Protocol):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the engine was told to stop scheduling or to sleep."""
+        """Whether the engine was asked for something that keeps it from making steps."""
 
     def running_requests(self) -> Mapping[int, int]:
         """Count the requests in each of several engines; empty where there is only one."""

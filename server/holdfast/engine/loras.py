@@ -31,6 +31,8 @@ from holdfast.records import Lora
 
 logger = logging.getLogger("holdfast.engine")
 
+LOAD_DEADLINE_SECONDS = 300.0
+"""Enough to download an adapter."""
 UNUSED_DEADLINE_SECONDS = 30.0
 POLL_SECONDS = 0.05
 
@@ -50,6 +52,11 @@ class Loras:
         """Use vLLM's serving models, which hold the list."""
         self._models = models
 
+    @property
+    def stops_steps(self) -> bool:
+        """Whether the engine makes no steps because its workers load an adapter."""
+        return self._proxy.adapters.stops_steps
+
     def listed(self) -> tuple[Lora, ...]:
         """Return every adapter in order of loading. Never waits for the engine."""
         requests = self._models.lora_requests if self._models else {}
@@ -64,7 +71,7 @@ class Loras:
         """
         models = self._require_enabled()
         request = LoadLoRAAdapterRequest(lora_name=name, lora_path=path, load_inplace=is_replacing)
-        async with rpc_deadline("load the adapter"):
+        async with rpc_deadline("load the adapter", LOAD_DEADLINE_SECONDS):
             answer = await models.load_lora_adapter(request)
         if isinstance(answer, ErrorResponse):
             raise _refusal(answer)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
+
+from vllm.lora.utils import get_adapter_absolute_path
 
 from holdfast.engine.identity import AdapterFiles
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.rpc import ask_workers, call_workers
 from holdfast.errors import EngineRefusedError, HoldfastError, RequestLostError
+
+MAX_LOADING_SECONDS = 300.0
+"""Enough to read an adapter from a slow disk, or for another node to download it."""
 
 OnLost = Callable[[Any, HoldfastError], None]
 """Receives the record of an adapter that the workers no longer have, and why."""
@@ -24,7 +30,15 @@ class WorkerAdapters:
         self._files = AdapterFiles()
         self._loaded: dict[int, Any] = {}
         """vLLM's record of each adapter that every worker has loaded, by ID."""
+        self._calls = 0
+        self._called_since_seconds = 0.0
         self.on_lost: OnLost = lambda _record, _error: None
+
+    @property
+    def stops_steps(self) -> bool:
+        """Whether the engine makes no steps because workers load an adapter, within limits."""
+        called_seconds = time.monotonic() - self._called_since_seconds
+        return self._calls > 0 and called_seconds < MAX_LOADING_SECONDS
 
     async def load(self, llm: Any, record: Any, *, is_stale: bool = False) -> None:
         """Load an adapter into every worker, or leave every worker as it was.
@@ -35,14 +49,17 @@ class WorkerAdapters:
             EngineRefusedError: a worker rejected it.
         """
         lora_id = record.lora_int_id
-        errors = await _ask_to_load(llm, record, is_reloading=record.load_inplace or is_stale)
-        if any(errors):
-            await self._undo(llm, record, is_in_some=not all(errors))
-            raise EngineRefusedError(next(filter(None, errors)))
+        if self._loaded.get(lora_id) is not record:
+            await _download(record.lora_path)
+        with self._calling():
+            errors = await _ask_to_load(llm, record, is_reloading=record.load_inplace or is_stale)
+            if any(errors):
+                await self._undo(llm, record, is_in_some=not all(errors))
+                raise EngineRefusedError(next(filter(None, errors)))
         # vLLM keeps the record, and would load the adapter again in each step that needs it.
         record.load_inplace = False
         self._loaded[lora_id] = record
-        # Only now, since the workers download what the Hub has.
+        # Only now, since workers load what there is by then.
         if await asyncio.to_thread(self._files.have_changed, lora_id, record.lora_path):
             lost = RequestLostError("The LoRA adapter has changed since this answer began.")
             self._requests.refuse(lambda it: it.has_yielded and uses(it.arguments, lora_id), lost)
@@ -61,6 +78,17 @@ class WorkerAdapters:
         self._files.forget_all_but(lora_ids)
         self._loaded = {one: record for one, record in self._loaded.items() if one in lora_ids}
 
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        # Since the first of several calls: an engine that answers none must be found out.
+        if not self._calls:
+            self._called_since_seconds = time.monotonic()
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
     async def _undo(self, llm: Any, record: Any, *, is_in_some: bool) -> None:
         """Take an adapter from the workers that have loaded it; those that failed are as before."""
         lora_id = record.lora_int_id
@@ -74,6 +102,13 @@ class WorkerAdapters:
                 self.on_lost(earlier, EngineRefusedError(next(filter(None, errors))))
                 with suppress(EngineRefusedError):
                     await self.remove(llm, lora_id)
+
+
+async def _download(path: str) -> None:
+    """Have the Hub's cache hold an adapter before workers load it, which make no step meanwhile."""
+    downloading = asyncio.to_thread(get_adapter_absolute_path, path)
+    # The workers meet the same error, and name it as vLLM's routes know it.
+    await asyncio.gather(downloading, return_exceptions=True)
 
 
 async def _ask_to_load(llm: Any, record: Any, *, is_reloading: bool) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from holdfast.engine import maintenance
+from holdfast.engine import async_engine, maintenance, worker_adapters
 from holdfast.engine.async_engine import AsyncEngine
 from holdfast.engine.checked_llm import UnsentError
 from holdfast.engine.loras import Loras
@@ -739,6 +740,7 @@ def engine_of(
     directory: Path,
     processes: Callable[[], frozenset[psutil.Process]],
     remote: RemoteRanks | None = None,
+    loras: Loras | None = None,
 ) -> AsyncEngine:
     """An engine with that core."""
     return AsyncEngine(
@@ -747,10 +749,69 @@ def engine_of(
         WorkspaceSpec(str(directory), 1, 0, 0.1, "alongside", None),
         processes,
         Queues(),
-        Shelf().loras,
+        loras or Shelf().loras,
         remote=remote,
         limit_context=lambda _tokens: None,
     )
+
+
+@pytest.mark.parametrize("is_too_long", [False, True])
+def test_no_step_is_expected_while_workers_load_an_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_too_long: bool
+) -> None:
+    """They make none until all have answered; an engine that never does is stalled in the end."""
+    if is_too_long:
+        monkeypatch.setattr(worker_adapters, "MAX_LOADING_SECONDS", 0.0)
+    shelf = Shelf()
+
+    async def seen(core: psutil.Process) -> list[bool]:
+        engine = engine_of(core.pid, tmp_path, lambda: frozenset({core}), loras=shelf.loras)
+        found = [engine.is_paused]
+        shelf.llm.is_silent = True
+        loading = asyncio.create_task(shelf.loras.load("a", "/a", is_replacing=False))
+        while not shelf.llm.asked:  # noqa: ASYNC110 - the loop is all there is
+            await asyncio.sleep(0.01)
+        found.append(engine.is_paused)
+        loading.cancel()
+        await asyncio.wait({loading})
+        engine._death.cancel()
+        return [*found, engine.is_paused]
+
+    with holding(0) as pid:
+        assert run(seen(psutil.Process(pid))) == [False, not is_too_long, False]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_adapter_is_downloaded_before_the_workers_are_asked(
+    monkeypatch: pytest.MonkeyPatch, *, is_there: bool
+) -> None:
+    """They make no step while they load it. If there is nothing to download, they say so."""
+    asked, can_answer = threading.Event(), threading.Event()
+
+    def download(path: str) -> str:
+        asked.set()
+        assert can_answer.wait(60)
+        if is_there:
+            return path
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(worker_adapters, "get_adapter_absolute_path", download)
+    shelf = Shelf()
+
+    async def live() -> None:
+        loading = asyncio.create_task(shelf.loras.load("a", "someone/a", is_replacing=False))
+        while not asked.is_set():  # noqa: ASYNC110 - a thread sets it
+            await asyncio.sleep(0.01)
+        assert (shelf.llm.asked, shelf.loras.stops_steps) == ([], False)
+        can_answer.set()
+        await loading
+        can_answer.clear()
+        asked.clear()
+        await shelf.loras.restore()  # which downloads nothing, with no client to wait for it
+
+    run(live())
+    assert [what for what, _ in shelf.llm.asked] == ["add_lora", "add_lora"]
+    assert not asked.is_set()
 
 
 def test_a_core_that_is_stopped_ends_an_engine_on_several_nodes(
