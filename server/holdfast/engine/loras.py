@@ -34,7 +34,7 @@ logger = logging.getLogger("holdfast.engine")
 LOAD_DEADLINE_SECONDS = 300.0
 """Enough to download an adapter."""
 UNUSED_DEADLINE_SECONDS = 30.0
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.2
 
 
 class Loras:
@@ -46,6 +46,7 @@ class Loras:
         self._models: Any | None = None
         # By ID, which vLLM gives to no other adapter, not by name: its own routes change the list.
         self._pinned: set[int] = set()
+        self._removals: set[asyncio.Task[None]] = set()
         proxy.adapters.on_lost = self._stop_serving
 
     def attach(self, models: Any) -> None:
@@ -80,6 +81,8 @@ class Loras:
     async def unload(self, name: str) -> None:
         """Unlist an adapter, and remove it from the engine once no request needs it.
 
+        This returns before that if it takes long.
+
         Raises:
             ConflictError: LoRA is off. NotFoundError: it is not listed.
         """
@@ -89,14 +92,12 @@ class Loras:
         if isinstance(answer, ErrorResponse):
             raise _refusal(answer)
         self._pinned.discard(lora_id)
-        try:
-            async with rpc_deadline("unload the adapter", UNUSED_DEADLINE_SECONDS):
-                # A step that needs a missing adapter loads it, or ends the engine.
-                while self._is_used(lora_id):  # noqa: ASYNC110 - no event announces it
-                    await asyncio.sleep(POLL_SECONDS)
-                await self._proxy.adapters.remove(self._proxy, lora_id)
-        except HoldfastError as error:
-            logger.warning("LoRA %s is unlisted, but stays in the engine: %s", name, error)
+        removal = asyncio.create_task(self._remove_unused(name, lora_id), name=f"unload {name}")
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
+        await asyncio.wait({removal}, timeout=UNUSED_DEADLINE_SECONDS)
+        if not removal.done():
+            logger.info("LoRA %s is unlisted, and leaves the engine after its last request", name)
 
     async def pin(self, name: str) -> Lora:
         """Keep an adapter on the device, also in later generations, unless others need all slots.
@@ -144,6 +145,19 @@ class Loras:
         for request in (*listed, *filter(None, used)):
             found.setdefault(request.lora_int_id, request)
         return list(found.values())
+
+    async def _remove_unused(self, name: str, lora_id: int) -> None:
+        """Remove an adapter from whichever engine runs once no request needs it."""
+        # A step that needs a missing adapter loads it, or ends the engine.
+        while self._is_used(lora_id):  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(POLL_SECONDS)
+        try:
+            async with rpc_deadline("unload the adapter"):
+                await self._proxy.adapters.remove(self._proxy, lora_id)
+        except EngineLostError:
+            pass  # the next one does not get it
+        except HoldfastError as error:
+            logger.warning("LoRA %s is unlisted, but stays in the engine: %s", name, error)
 
     async def _remove_unlisted_pins(self, models: Any) -> None:
         """Remove pinned adapters from the engine that vLLM's own route has unlisted."""

@@ -20,7 +20,7 @@ from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from holdfast.engine import async_engine, maintenance, worker_adapters
+from holdfast.engine import loras, maintenance, worker_adapters
 from holdfast.engine.async_engine import AsyncEngine
 from holdfast.engine.checked_llm import UnsentError
 from holdfast.engine.loras import Loras
@@ -622,6 +622,40 @@ def test_an_adapter_is_taken_from_the_engine_when_nobody_uses_it() -> None:
 
     run(live())
     assert shelf.llm.asked[-1] == ("remove_lora", {"lora_id": 1})
+
+
+def test_an_adapter_that_is_used_for_long_leaves_the_next_engine_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The call does not wait for that."""
+    monkeypatch.setattr(loras, "UNUSED_DEADLINE_SECONDS", 0.01)
+    shelf = Shelf()
+    shelf.load("a")
+    arguments = {"prompt": "hello", "lora_request": shelf.models.lora_requests["a"]}
+
+    async def live() -> None:
+        using = asyncio.create_task(use(shelf.proxy, arguments))
+        await asyncio.sleep(0)
+        await shelf.loras.unload("a")
+        shelf.llm = ScriptedLLM()
+        shelf.proxy._current = shelf.llm
+        await shelf.loras.restore()
+        using.cancel()
+        while len(shelf.llm.asked) < 2:  # noqa: ASYNC110 - the loop is all there is
+            await asyncio.sleep(0.01)
+
+    run(live())
+    assert [what for what, _ in shelf.llm.asked] == ["add_lora", "remove_lora"]
+
+
+def test_an_adapter_without_an_engine_is_unloaded(caplog: pytest.LogCaptureFixture) -> None:
+    """The next engine does not get it, and nobody is warned."""
+    shelf = Shelf()
+    shelf.load("a")
+    shelf.llm.raised = EngineDeadError()
+    run(shelf.loras.unload("a"))
+    assert shelf.loras.listed() == ()
+    assert caplog.text == ""
 
 
 def test_a_request_whose_adapter_is_lost_is_told() -> None:
