@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,6 +70,21 @@ def can_adopt(wanted: Mapping[str, str], started_with: Mapping[str, str]) -> boo
         after.pop(THREADS, None)
         before.pop(THREADS, None)
     return after == before
+
+
+def adopt(variables: Mapping[str, str], allowed_cpus: set[int]) -> None:
+    """Adopt what the process that asked for this one has changed since the server started."""
+    threads_before = os.environ.get(THREADS)
+    os.environ.clear()
+    os.environ.update(variables)
+    os.sched_setaffinity(0, allowed_cpus)
+    tempfile.tempdir = None  # read again from the environment
+    threads = os.environ.get(THREADS)
+    if threads and threads != threads_before:
+        import torch  # noqa: PLC0415 - the front end imports this module before it has torch
+
+        # A spawned process reads the variable when it imports torch.
+        torch.set_num_threads(int(threads))
 
 
 class NativeVariables:

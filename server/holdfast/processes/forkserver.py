@@ -28,6 +28,7 @@ from multiprocessing import (
     popen_spawn_posix,
     reduction,
     resource_tracker,
+    util,
 )
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ def ensure_running(
     """Ensure that a fork server runs, with its socket in `directory`; replace one that has ended.
 
     The exit codes of processes are left there too, whether these are forked or not. The server is
-    started with `native_variables`, and so is each replacement.
+    started with `native_variables`, and so is each replacement. Give them when no engine runs: then
+    a server whose socket is gone is replaced too, and its children end with it.
 
     Call it in the main thread: the server ends with the thread that starts it, see `lifetime`. If
     it cannot run, for example because the directory's path is too long for a socket, a warning is
@@ -75,6 +77,7 @@ def ensure_running(
         return
     if native_variables is not None:
         _server().native_variables = dict(native_variables)
+        _end_if_unreachable()
     try:
         _ensure_running()
     except OSError as error:
@@ -186,6 +189,17 @@ def end_if_stopped() -> None:
                 process.kill()
 
 
+def _end_if_unreachable() -> None:
+    """Kill a server whose socket was removed, for example with old temporary files."""
+    address = _server()._forkserver_address  # noqa: SLF001 - its state has no public name
+    if address is None or util.is_abstract_socket_namespace(address) or Path(address).exists():
+        return
+    for process in server():
+        with suppress(psutil.Error):
+            process.kill()
+            process.wait(FORK_DEADLINE_SECONDS)
+
+
 def has_forked(pid: int) -> bool:
     """Whether the server forked a process; False if the process is gone."""
     try:
@@ -212,7 +226,7 @@ class ForkedProcess(context.ForkServerProcess):
     def run(self) -> None:
         if _is_forked():
             # Not if spawned: an environment that has moved hides where the title is stored.
-            _adopt(self._environment, self._allowed_cpus)
+            environment.adopt(self._environment, self._allowed_cpus)
         super().run()
 
     @staticmethod
@@ -313,21 +327,6 @@ def _is_forked() -> bool:
 def _preloaded() -> Any:
     """The module `preloaded` in the server's children; None elsewhere."""
     return sys.modules.get("holdfast.processes.preloaded")
-
-
-def _adopt(environment: Mapping[str, str], allowed_cpus: set[int]) -> None:
-    """Adopt what the process that asked for this one has changed since the server started."""
-    threads_before = os.environ.get("OMP_NUM_THREADS")
-    os.environ.clear()
-    os.environ.update(environment)
-    os.sched_setaffinity(0, allowed_cpus)
-    tempfile.tempdir = None  # read again from the environment
-    threads = os.environ.get("OMP_NUM_THREADS")
-    if threads and threads != threads_before:
-        import torch  # noqa: PLC0415 - the front end starts a server before it has imported it
-
-        # A spawned process reads the variable when it imports torch.
-        torch.set_num_threads(int(threads))
 
 
 def _enable_amx() -> None:

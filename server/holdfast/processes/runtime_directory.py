@@ -6,8 +6,10 @@ whatever way. A pid would mean something else in another container that shares t
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -58,6 +60,8 @@ def runtime_directory() -> Iterator[Path]:
             kept.callback(shutil.rmtree, real, ignore_errors=True)
             directory = _short(real)
             kept.callback(_remove_alias, directory, real)
+            for place in {real, directory.parent} - {real.parent}:
+                kept.enter_context(_kept_from_cleaners(place))
             kept.enter_context(_claimed(real / _OWNER, directory, real))
         except OSError as error:
             raise UsageError(
@@ -127,6 +131,18 @@ def _claimed(owner: Path, directory: Path, real: Path) -> Iterator[None]:
     alias = "" if directory == real else str(directory)
     with written_while_alive(owner, json.dumps(asdict(_Record(str(directory), alias)))):
         yield
+
+
+@contextmanager
+def _kept_from_cleaners(place: Path) -> Iterator[None]:
+    """Lock a directory, in which systemd-tmpfiles removes nothing old then, see tmpfiles.d(5)."""
+    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # the file system may have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 from holdfast.processes.forkserver import START_METHOD_VARIABLE as METHOD
 
 PROGRAM = """
-import logging, os, signal, sys, tempfile
+import logging, multiprocessing.forkserver, os, signal, sys, tempfile
 from pathlib import Path
 from holdfast.processes import environment, exits, forkserver, tree
 
@@ -38,6 +38,9 @@ if __name__ == "__main__":
             os.kill(forkserver.server_pid(), signal.SIGKILL)
             psutil.Process(forkserver.server_pid()).wait(30)
             forkserver.ensure_running()
+        if sys.argv[2] == "unreachable":
+            os.unlink(multiprocessing.forkserver._forkserver._forkserver_address)
+            forkserver.ensure_running(native_variables={})
         if sys.argv[2] == "stopped":
             os.kill(forkserver.server_pid(), signal.SIGSTOP)
         if sys.argv[2] in {"stopped", "stuck"}:
@@ -74,9 +77,10 @@ def test_a_child_has_the_environment_of_the_moment(tmp_path: Path) -> None:
     assert log == ""
 
 
-def test_a_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["killed", "unreachable"])
+def test_a_server_that_cannot_be_asked_is_replaced(tmp_path: Path, case: str) -> None:
     """The next child comes from another one, and a warning says so."""
-    reported, log = asked(tmp_path, "killed")
+    reported, log = asked(tmp_path, case)
     assert reported == [f"now None {tmp_path}", "0 True"]
     assert "had ended and was replaced" in log
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -166,6 +167,21 @@ def test_a_path_has_room_for_a_socket(
     assert not os.path.lexists(directory)
     assert not list(place.glob("holdfast-*"))
     assert directory.parent == place or not directory.parent.exists()
+
+
+def test_a_cleaner_of_old_files_leaves_the_directory_alone(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cleans only what it can lock. The directory of a short link to this one is kept, too."""
+    place = temporary / LONG
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    with runtime_directory.runtime_directory() as directory:
+        for kept in (directory.resolve(), directory.parent):
+            descriptor = os.open(kept, os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(descriptor)
 
 
 def test_a_server_that_ends_at_once_removes_it_all(temporary: Path, shared_memory: Path) -> None:
