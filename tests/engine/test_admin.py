@@ -141,13 +141,13 @@ def test_others_may_need_the_slot_of_a_pinned_adapter(
 def test_a_replacement_that_does_not_load_changes_nothing(server: Server, adapter: Path) -> None:
     """The next request has the adapter that was there, and ends no engine."""
     accent = text(server, "accent")
-    weights = adapter / "adapter_model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-8])
+    weights, whole = adapter / "adapter_model.safetensors", adapter / "whole"
+    weights.rename(whole)
+    weights.write_bytes(whole.read_bytes()[:-8])
     refused = ask(server, "loras", name="accent", path=str(adapter), replace=True)
+    whole.replace(weights)
     assert refused.status_code == 400, refused.text
     assert text(server, "accent") == accent
-    weights.write_bytes(whole)
     assert server.generation == 1
 
 
