@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import httpx
 import psutil
 import pytest
 
@@ -20,6 +23,8 @@ pytestmark = pytest.mark.engine
 
 FLAGS = ("--enforce-eager", "--probe=quick", "--learned-dir=none")
 DEADLINE_SECONDS = 60.0
+TOKENS = 1500
+"""Of a stream that takes the demo model seconds."""
 
 
 @pytest.fixture
@@ -108,6 +113,27 @@ def test_a_second_signal_ends_a_real_engine_at_once(tmp_path: Path, temporary: P
         assert server.wait() in {0, 128 + signal.SIGTERM}
         assert_ended(children)
         assert left_in(temporary) == []
+
+
+def test_ctrl_c_lets_a_real_engine_finish_its_streams(tmp_path: Path, temporary: Path) -> None:
+    """A terminal sends SIGINT to the whole process group; the engine's processes are not in it."""
+    flags = ("--demo", *FLAGS, "--kv-cache-memory-bytes=64M")
+    with running(
+        tmp_path,
+        *flags,
+        environment={"TMPDIR": str(temporary)},
+        command=("setsid", sys.executable, "-m", "holdfast", "serve"),
+    ) as server:
+        server.until_ready()
+        body = {"model": server.model, "prompt": "Count.", "stream": True, "ignore_eos": True}
+        body["max_tokens"] = TOKENS
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            os.killpg(server.process.pid, signal.SIGINT)
+            assert "data: [DONE]" in list(lines)
+        assert server.wait() == 0
+        assert "the engine died" not in server.log
 
 
 @pytest.mark.parametrize("stage", ["fork server", "EngineCore", "Worker"])

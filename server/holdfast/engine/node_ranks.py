@@ -17,7 +17,7 @@ from holdfast.nodes import strict_json
 from holdfast.nodes.messages import Start
 from holdfast.processes import exits, imports, tree
 from holdfast.worker.crash_records import NODE_FAILED, record_causes
-from holdfast.worker.lifetime import PARENT_VARIABLE, die_with_parent
+from holdfast.worker.lifetime import PARENT_VARIABLE, die_with_parent, leave_group
 
 logger = logging.getLogger("vllm.holdfast")
 
@@ -46,6 +46,7 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     parent = os.environ.pop(PARENT_VARIABLE, None)
     die_with_parent(int(parent) if parent else None)
+    leave_group()
     tree.start_resource_tracker()
     if codes := os.environ.get(exits.DIRECTORY_VARIABLE):
         # vLLM reaps a worker as soon as it has ended, and discards the signal that ended it.

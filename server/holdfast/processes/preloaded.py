@@ -26,6 +26,7 @@ parent_pid = os.environ.get(lifetime.PARENT_VARIABLE)
 lifetime.die_with_parent(int(parent_pid) if parent_pid else None)
 os.register_at_fork(after_in_child=lifetime.die_with_parent)
 lifetime.ignore_hangup()
+lifetime.leave_group()
 
 # This takes seconds, in which the parent may end.
 with imports.uncollected():

@@ -61,6 +61,19 @@ def ignore_hangup() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
+def leave_group() -> None:
+    """Leave the group of the front end, to which Ctrl-C, `timeout` and supervisors send signals.
+
+    They are meant for the front end alone: vLLM's workers end at the first one, however much the
+    front end still has to drain. Children inherit the new group.
+    """
+    with suppress(PermissionError):  # it leads a session, and so a group already
+        os.setpgid(0, 0)
+    if threading.current_thread() is threading.main_thread():
+        # A terminal with `stty tostop` would stop a process that logs from another group.
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+
+
 @contextmanager
 def ignoring_hangup() -> Iterator[None]:
     """Shield the children started while entered from a closed terminal."""

@@ -54,6 +54,7 @@ def register() -> None:
     lifetime.make_spawned_die_with_parent()
     if multiprocessing.parent_process() is not None:  # otherwise it is the front end, which drains
         lifetime.ignore_hangup()
+        lifetime.leave_group()
     spec = WorkspaceSpec.read(Path(path))
     name_ipc_after(Path(spec.stats_directory))
     record_causes(Path(spec.stats_directory))

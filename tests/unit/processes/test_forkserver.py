@@ -255,3 +255,44 @@ def test_exit_codes_are_kept_where_nobody_else_writes(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.split() == [str(tmp_path / "exit-codes"), "None"]
+
+
+SIGNALLED = """
+import os, signal, sys
+from pathlib import Path
+from holdfast.processes import forkserver, tree
+
+def say(connection):
+    connection.send(os.getpgid(0))
+
+def ask():
+    receiver, sender = forkserver.Context().Pipe(duplex=False)
+    child = forkserver.Context().Process(target=say, args=(sender,))
+    child.start()
+    group = receiver.recv()
+    child.join()
+    return group
+
+if __name__ == "__main__":
+    came = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
+    with tree.owned(Path(sys.argv[1]), {}):
+        group = ask()
+        os.killpg(0, signal.SIGTERM)
+        print(len(came), group == ask() == forkserver.server_pid())
+"""
+
+
+def test_a_signal_to_the_process_group_is_for_the_front_end(tmp_path: Path) -> None:
+    """The server goes on in a group of its own, which its children belong to."""
+    program = tmp_path / "program.py"
+    program.write_text(SIGNALLED)
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        start_new_session=True,
+    )
+    assert done.stdout.split() == ["1", "True"], done.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -100,6 +102,28 @@ from holdfast.processes import tree
 if __name__ == "__main__":
     with tree.owned(Path(sys.argv[1]), {}):
         time.sleep(600)
+"""
+
+
+LOGS_FROM_ANOTHER_GROUP = """
+import fcntl, os, sys, termios
+from holdfast.worker import lifetime
+
+terminal = os.open(sys.argv[1], os.O_RDWR)
+fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+settings = termios.tcgetattr(terminal)
+settings[3] |= termios.TOSTOP
+termios.tcsetattr(terminal, termios.TCSANOW, settings)
+lifetime.leave_group()  # which a process that leads its session cannot
+child = os.fork()
+if not child:
+    lifetime.leave_group()
+    lifetime.leave_group()
+    os.write(terminal, b"a line")
+    os._exit(os.getpgid(0) != os.getpid())
+_, status = os.waitpid(child, os.WUNTRACED)
+assert os.WIFEXITED(status), status
+sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
@@ -223,6 +247,20 @@ def test_a_process_lives_until_its_last_thread_has_ended(tmp_path: Path) -> None
         assert tree.kill([seen]) == ()
         assert not exits.is_alive(seen)
         assert process.poll() is not None
+
+
+def test_a_process_of_another_group_may_log() -> None:
+    """Also to a terminal that stops what writes to it from the background."""
+    ours, its = pty.openpty()
+    subprocess.run(
+        [sys.executable, "-c", LOGS_FROM_ANOTHER_GROUP, os.ttyname(its)],
+        start_new_session=True,
+        timeout=DEADLINE_SECONDS,
+        check=True,
+    )
+    assert os.read(ours, 100) == b"a line"
+    os.close(its)
+    os.close(ours)
 
 
 def test_a_crash_ends_a_process_at_once_with_its_python_stacks() -> None:
