@@ -154,12 +154,10 @@ class Learning:
     def holds_for_the_next(self, ranks: Iterable[RankStats]) -> bool:
         """Whether a proof of an engine with these ranks holds for the next one.
 
-        With `deny`, what grew while the probe measured would be refused to the next one. Where
-        nothing is sealed, that is not so for a resource that no slot contains.
+        With `deny`, what grew while the probe measured would be refused to the next one.
         """
         return not self._measures or not any(
-            (rank.is_sealed and rank.growths["locked"]) or any(map(_fell_short, rank.slots))
-            for rank in ranks
+            rank.growths["locked"] or any(map(_fell_short, rank.slots)) for rank in ranks
         )
 
     async def settle(self, engine: Engine) -> None:
@@ -170,7 +168,7 @@ class Learning:
             await engine.set_growth(self._settings.growth)
 
     def _give_up_suspected(self) -> None:
-        """Have the next process not try again what an engine was proven without."""
+        """Note what an engine was proven without: the second time, no later process tries it."""
         if self._directory is None or not self._suspected:
             return
         if learned_store.write(self._directory, self._fingerprint, self._proven, self._suspected):
@@ -180,7 +178,7 @@ class Learning:
     def _log_too_large(self, path: Path) -> None:
         for slot, size_bytes in self._too_large.items():
             logger.warning(
-                "workspace %s gets less than %.2f MiB reserved, because no engine started with "
+                "workspace %s gets less than %.2f MiB reserved, because two starts failed with "
                 "that; to try it again, delete %s",
                 slot,
                 size_bytes / MIB,

@@ -163,7 +163,7 @@ class Proof:
         death = None if death_task.cancelled() or not death_task.done() else death_task.result()
         if death is not None and death.blames_requests:
             self._is_valid = False
-            self.report = _cut_short(death)
+            self.report = _cut_short(death, self.report)
             self._on_report(self.report)
 
     async def _pass(
@@ -187,7 +187,7 @@ class Proof:
     ) -> ProbeReport:
         # The probe would wait without end for an engine that is stalled.
         found = await run_unless_dead(death_task, running, grace_seconds=DEATH_DEADLINE_SECONDS)
-        report = found or _cut_short(death_task.result())
+        report = found or _cut_short(death_task.result(), self.report)
         self._on_report(report)
         self._learning.learn(engine.ranks())
         return report
@@ -264,6 +264,8 @@ def _is_as_wide(report: ProbeReport, current: ProbeReport) -> bool:
     return widths[report.suite] >= widths[current.suite]
 
 
-def _cut_short(death: Death) -> ProbeReport:
+def _cut_short(death: Death, before: ProbeReport | None) -> ProbeReport:
+    """Return the report of a pass that a death ended; the slowest step stays known for stalls."""
     step = ProbeStep("first_token", "failed", 0.0, reason=f"the engine died: {death}")
-    return ProbeReport("quick", False, False, 0, 0.0, (step,))
+    slowest_seconds = 0.0 if before is None else before.slowest_step_seconds
+    return ProbeReport("quick", False, False, 0, slowest_seconds, (step,))

@@ -36,10 +36,16 @@ logger = logging.getLogger(__name__)
 
 
 class _TooLarge(NamedTuple):
-    """A size of a slot with which no engine started, and when that was found."""
+    """A size of a slot with which a start failed, when that was last found, and how often."""
 
     size_bytes: int
     since_unix_seconds: int
+    failures: int = 1
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the size is to blame: one start may have failed for a reason that has passed."""
+        return self.failures > 1
 
 
 class _Content(NamedTuple):
@@ -85,7 +91,7 @@ def read_too_large(directory: Path, fingerprint: str) -> Mapping[Slot, int]:
     What `read` returns is smaller.
     """
     too_large = _read(directory, fingerprint).too_large
-    return {slot: found.size_bytes for slot, found in too_large.items()}
+    return {slot: found.size_bytes for slot, found in too_large.items() if found.is_certain}
 
 
 def _read(directory: Path, fingerprint: str) -> _Content:
@@ -105,8 +111,9 @@ def write(
 ) -> bool:
     """Keep the larger of what is known and `slots`, atomically and beside other writers.
 
-    A slot that is listed in `too_large` is kept below that size, now and for a week. A directory
-    that cannot be written causes a warning, and False: the next start learns again.
+    A slot that is listed in `too_large` by two writers within a week is kept below that size, then
+    and for a week. A directory that cannot be written causes a warning, and False: the next start
+    learns again.
     """
     for slot, size_bytes in (*slots.items(), *too_large.items()):
         _checked(slot, size_bytes)
@@ -128,10 +135,14 @@ def write(
 
 
 def _merged(known: _Content, new: _Content) -> _Content:
-    too_large = {**known.too_large, **new.too_large}
+    too_large = dict(known.too_large)
+    for slot, found in new.too_large.items():
+        before = too_large[slot].failures if slot in too_large else 0
+        too_large[slot] = found._replace(failures=before + found.failures)
+    limits = {slot: found.size_bytes for slot, found in too_large.items() if found.is_certain}
     needed: dict[Slot, int] = {}
     for slot, size_bytes in (*known.needed.items(), *new.needed.items()):
-        if slot not in too_large or size_bytes < too_large[slot].size_bytes:
+        if size_bytes < limits.get(slot, MAX_NEEDED_BYTES):
             needed[slot] = max(needed.get(slot, 0), size_bytes)
     return _Content(needed, too_large)
 
@@ -173,6 +184,7 @@ def _document(fingerprint: str, content: _Content) -> str:
                 "too_large_bytes": found.size_bytes,
                 "too_large": _readable(found.size_bytes),
                 "since_unix_seconds": found.since_unix_seconds,
+                "failures": found.failures,
             }
             for (ubatch, lane), found in sorted(content.too_large.items())
         ]
@@ -203,9 +215,9 @@ def _parsed(record: Any, fingerprint: str) -> _Content:
     if record.get("fingerprint") != fingerprint:
         raise ValueError("its fingerprint does not match")
     entries = record.get("too_large", [])
-    since = _numbers(entries, "since_unix_seconds")
+    since, failures = _numbers(entries, "since_unix_seconds"), _numbers(entries, "failures")
     too_large = {
-        slot: _TooLarge(size_bytes, since[slot])
+        slot: _TooLarge(size_bytes, since[slot], failures[slot])
         for slot, size_bytes in _numbers(entries, "too_large_bytes").items()
         # Not from the future: a clock that was wrong would delay the end.
         if 0 <= time.time() - since[slot] < TOO_LARGE_SECONDS

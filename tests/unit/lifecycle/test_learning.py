@@ -242,7 +242,7 @@ LARGE_ENOUGH = SlotStats(0, 0, 4 * MIB, 4 * MIB, 3 * MIB, "somebody")
         ("deny", GROWN, 1, True, False),
         ("deny", GROWN, 1, False, False),
         ("deny", LARGE_ENOUGH, 1, True, False),
-        ("deny", LARGE_ENOUGH, 1, False, True),
+        ("deny", LARGE_ENOUGH, 1, False, False),
     ],
 )
 def test_with_deny_a_proof_holds_for_the_next_engine_unless_it_took_growth(
@@ -254,7 +254,7 @@ def test_with_deny_a_proof_holds_for_the_next_engine_unless_it_took_growth(
     is_sealed: bool,
     holds: bool,
 ) -> None:
-    """The next one would be refused; not a resource that it needs first where nothing is sealed."""
+    """The next one would be refused what grew, be it a slot or a resource that no slot contains."""
     rank = a_rank(slots=(slot,), growths={"locked": locked_growths}, is_sealed=is_sealed)
     assert opened(tmp_path, growth=growth).holds_for_the_next((rank,)) == holds
 
@@ -311,10 +311,11 @@ def test_the_same_reservation_is_not_a_reason_to_start_again(tmp_path: Path) -> 
 def test_the_next_process_does_not_try_what_no_engine_starts_with(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An engine was proven without it. The log says what is not reserved, and what undoes that."""
-    learning = given_up(tmp_path)
-    learning.learn((rank_with(300 * MIB),))
-    settled(learning)
+    """Two were proven without it. The log says what is not reserved, and what undoes that."""
+    for _ in range(2):
+        learning = given_up(tmp_path)
+        learning.learn((rank_with(300 * MIB),))
+        settled(learning)
     following = opened(tmp_path)
     assert spec_of(following).learned == ()
     assert "300.00 MiB" in caplog.text
@@ -323,6 +324,14 @@ def test_the_next_process_does_not_try_what_no_engine_starts_with(
     settled(following)
     assert restarts_after(following, (rank_with(299 * MIB),))
     assert spec_of(opened(tmp_path)).learned == ((0, 0, 299 * MIB),)
+
+
+def test_one_failed_start_does_not_cost_the_next_process_its_reservation(tmp_path: Path) -> None:
+    """It may have failed for a reason that has passed, with what had served for long."""
+    learning = given_up(tmp_path)
+    learning.learn((rank_with(300 * MIB),))
+    settled(learning)
+    assert spec_of(opened(tmp_path)).learned == ((0, 0, 300 * MIB),)
 
 
 def test_without_a_proof_the_next_process_tries_it_again(tmp_path: Path) -> None:

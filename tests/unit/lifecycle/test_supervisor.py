@@ -647,11 +647,19 @@ def test_a_reservation_with_which_nothing_starts_is_given_up(tmp_path: Path) -> 
     assert [bool(spec.learned) for spec in world.specs] == [False, True, False]
 
 
-def test_a_reservation_with_which_nothing_starts_is_not_tried_by_the_next_server(
+def test_a_reservation_with_which_nothing_starts_is_not_tried_for_ever(
     tmp_path: Path,
 ) -> None:
-    """Its first engine grows again, and becomes ready without a restart."""
+    """It fails for the next server, too, and the one after that grows and becomes ready at once."""
     test_a_reservation_with_which_nothing_starts_is_given_up(tmp_path)
+
+    async def start() -> None:
+        if following.specs[-1].learned:
+            await fail_to_start()
+
+    following = World(tmp_path, reports=(GREW, PASSED), ranks=(SHORT,), starting=start)
+    lived(following, stopped_in(State.READY))
+    assert [bool(spec.learned) for spec in following.specs] == [True, False]
     world = World(tmp_path, reports=(GREW, PASSED), ranks=(SHORT,))
     life = lived(world, stopped_in(State.READY))
     assert life.error is None

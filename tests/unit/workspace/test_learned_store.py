@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from holdfast import __version__
 from holdfast.atomic_files import LOCK_FILE
 from holdfast.workspace import learned_store
+from holdfast.workspace.learned_store import Slot
 from holdfast.workspace.plan import MIB
 
 FINGERPRINT = "a1b2c3"
@@ -33,7 +34,7 @@ def slot(**changes: Any) -> dict[str, Any]:
 
 
 def too_large(**changes: Any) -> dict[str, Any]:
-    return {"ubatch": 0, "lane": 0, "too_large_bytes": 5, "since_unix_seconds": 1} | changes
+    return {"ubatch": 0, "lane": 0, "too_large_bytes": 5, "since_unix_seconds": 1, "failures": 2} | changes
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -72,10 +73,24 @@ def test_a_file_says_what_it_is(tmp_path: Path) -> None:
     ]
 
 
+def give_up(slots: dict[Slot, int], sizes: dict[Slot, int], directory: Path) -> None:
+    """Have two starts fail with sizes."""
+    for _ in range(2):
+        learned_store.write(directory, FINGERPRINT, slots, sizes)
+
+
+def test_one_failed_start_is_no_reason_to_give_a_size_up(tmp_path: Path) -> None:
+    """It may have failed for another reason, and the size may have served for long."""
+    learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 300})
+    learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 5}, {(0, 0): 300})
+    assert learned_store.read(tmp_path, FINGERPRINT) == {(0, 0): 300}
+    assert learned_store.read_too_large(tmp_path, FINGERPRINT) == {}
+
+
 def test_a_need_is_not_kept_from_the_size_on_that_is_too_large(tmp_path: Path) -> None:
     """That of the engine that started without it is, and a smaller one of a later run."""
     learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 300, (0, 1): 7})
-    learned_store.write(tmp_path, FINGERPRINT, {(0, 0): 5}, {(0, 0): 300})
+    give_up({(0, 0): 5}, {(0, 0): 300}, tmp_path)
     assert learned_store.read(tmp_path, FINGERPRINT) == {(0, 0): 5, (0, 1): 7}
     assert learned_store.read_too_large(tmp_path, FINGERPRINT) == {(0, 0): 300}
     for need, known in ((301, 5), (300, 5), (299, 299)):
@@ -87,7 +102,7 @@ def test_a_need_is_not_kept_from_the_size_on_that_is_too_large(tmp_path: Path) -
 @pytest.mark.parametrize("later_seconds", [learned_store.TOO_LARGE_SECONDS, -60])
 def test_what_is_too_large_is_forgotten(later_seconds: float, tmp_path: Path) -> None:
     """After a week, or if the clock was wrong, it may be tried again."""
-    learned_store.write(tmp_path, FINGERPRINT, {}, {(0, 0): 300})
+    give_up({}, {(0, 0): 300}, tmp_path)
     record = json.loads(file_in(tmp_path).read_text())
     record["too_large"][0]["since_unix_seconds"] -= later_seconds
     file_in(tmp_path).write_text(json.dumps(record))
@@ -135,6 +150,7 @@ def test_writing_leaves_no_other_file(tmp_path: Path) -> None:
         json.dumps(document(too_large=[too_large(too_large_bytes=-1)])),
         json.dumps(document(too_large=[too_large(since_unix_seconds="now")])),
         json.dumps(document(too_large=[too_large(since_unix_seconds=True)])),
+        json.dumps(document(too_large=[too_large(failures=None)])),
     ],
 )
 def test_a_bad_file_is_set_aside(
