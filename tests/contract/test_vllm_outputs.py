@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from http import HTTPStatus
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +19,8 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
-from holdfast.engine.grammars.checker import GrammarChecker
 from holdfast.engine.outputs import VllmOutputs
 from holdfast.engine.proxy import EngineProxy
-from holdfast.engine.suspicions import Suspicions
 from holdfast.errors import NotReadyError, RequestLostError
 
 OUTPUTS = VllmOutputs()
@@ -216,29 +212,6 @@ def test_a_client_cannot_make_up_a_transfer(transfers_kv: bool) -> None:
     proxy.use(SimpleNamespace(vllm_config=config, **kept))
     outputs = VllmOutputs(proxy.transfers_kv)
     assert outputs.is_replayable(arguments) is not transfers_kv
-
-
-class SlowGrammars:
-    """In the place of what checks grammars, which takes seconds for some."""
-
-    async def check(self, _constraint: Any) -> None:
-        await asyncio.Event().wait()
-
-
-@pytest.mark.parametrize("constraint", [None, StructuredOutputsParams(regex="a+")])
-def test_what_is_quarantined_is_refused_before_its_response_begins(constraint: Any) -> None:
-    """Also if its grammar has to be checked first: a stream has no status after that."""
-    arguments = {
-        "prompt": {"type": "token", "prompt_token_ids": [1, 2, 3]},
-        "sampling_params": SamplingParams(structured_outputs=constraint),
-        "request_id": "a",
-    }
-    suspicions = Suspicions()
-    suspicions.quarantine(OUTPUTS.digest_of(arguments), "")
-    proxy = EngineProxy(cast("GrammarChecker", SlowGrammars()), suspicions)
-    with pytest.raises(GracefulHTTPError) as refused:
-        proxy.generate(**arguments)
-    assert refused.value.http_status == HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 def test_a_trial_yields_after_each_token() -> None:

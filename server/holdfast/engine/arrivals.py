@@ -19,11 +19,13 @@ MAX_REQUEST_ID_CHARACTERS = 128
 class Arrivals:
     """Makes the requests of one `ReplayManager`."""
 
-    def __init__(self, outputs: EngineOutputs) -> None:
+    def __init__(self, outputs: EngineOutputs, requests: Iterable[EngineRequest]) -> None:
+        """Take all requests, as they are at any time."""
         self._outputs = outputs
+        self._requests = requests
         self._numbers = count(1)
         self._by_id: WeakValueDictionary[str, EngineRequest] = WeakValueDictionary()
-        """All requests that are known here, also those that have not begun or have left."""
+        """All requests that are known here, also those whose callers have left."""
 
     def request(self, method: Method, arguments: Mapping[str, Any]) -> EngineRequest:
         """Return the request of a call, with an ID that no other request has."""
@@ -47,7 +49,7 @@ class Arrivals:
 
     def end_streams_with_engine(self) -> None:
         """Have no present stream go on in the next engine, which has other weights."""
-        for request in self._by_id.values():
+        for request in self._requests:
             request.is_continuable = False
 
     def _unique_id(self, given: str) -> str:

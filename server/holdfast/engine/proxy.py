@@ -179,20 +179,19 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         session = current_request().session
         constraint = getattr(arguments.get("sampling_params"), "structured_outputs", None)
-        # Refuses at once what is quarantined: while a grammar is checked, a response has begun.
-        outputs = self.requests.run(method, arguments)
         if session is None and (constraint is None or self.grammars is None):
-            return outputs
-        return self._run_prepared(session, constraint, outputs)
+            return self.requests.run(method, arguments)
+        return self._run_prepared(session, constraint, method, arguments)
 
     async def _run_prepared(
-        self, session: Session | None, constraint: Any, run: AsyncIterator[Any]
+        self, session: Session | None, constraint: Any, method: Method, arguments: dict[str, Any]
     ) -> AsyncIterator[Any]:
         async with nullcontext() if session is None else session_call(session):
             # Checked before the engine has the request: the time does not count as the engine's.
             if constraint is not None and self.grammars is not None:
                 await self.grammars.check(constraint)
-            async with aclosing(cast("AsyncGenerator[Any, None]", run)) as outputs:
+            run = cast("AsyncGenerator[Any, None]", self.requests.run(method, arguments))
+            async with aclosing(run) as outputs:
                 async for output in outputs:
                     yield output
 

@@ -56,7 +56,7 @@ class ReplayManager:
     ) -> None:
         self._outputs = outputs
         self._requests: dict[EngineRequest, None] = {}  # in the order in which they came
-        self.arrivals = Arrivals(outputs)
+        self.arrivals = Arrivals(outputs, self._requests)
         self._load = EngineLoad(clock)
         self._llm: Any | None = None
         self._generation = 0

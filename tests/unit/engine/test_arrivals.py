@@ -7,9 +7,8 @@ from typing import Any
 
 from holdfast.engine.arrivals import MAX_REQUEST_ID_CHARACTERS
 from holdfast.engine.blame import BlameVerdict
-from holdfast.errors import RequestLostError
 from holdfast.request_context import RequestContext
-from replay_harness import ReplayHarness, answered, named, run_scene
+from replay_harness import ReplayHarness, named, run_scene
 from scripted_llm import ScriptedLLM
 
 
@@ -49,23 +48,6 @@ def test_requests_of_the_same_id_are_told_apart() -> None:
         assert first != second
         harness.llm.release()
         await asyncio.gather(*calls)
-
-    run_scene(scene)
-
-
-def test_a_stream_that_has_not_begun_ends_with_its_engine_too() -> None:
-    """Its grammar may still be checked when the weights of the engine change."""
-
-    async def scene(harness: ReplayHarness) -> None:
-        harness.start(ScriptedLLM(answers=3))
-        arguments = {"prompt": "a", "request_id": "a", "is_continuable": True}
-        stream = harness.requests.run("generate", arguments)
-        harness.requests.arrivals.end_streams_with_engine()
-        await anext(stream)
-        harness.bury()
-        harness.start()
-        with answered(RequestLostError):
-            await anext(stream)
 
     run_scene(scene)
 
