@@ -67,6 +67,7 @@ def test_a_refusal_can_be_read_by_a_page_that_is_allowed(key: str, status: int) 
     answer = _ask({"origin": PAGE, "authorization": f"Bearer {key}"})
     assert (answer.status_code, answer.headers[ALLOWED]) == (status, PAGE)
     assert answer.headers["vary"] == "Origin"
+    assert "retry-after" in answer.headers["access-control-expose-headers"]
 
 
 @pytest.mark.parametrize("headers", [{"origin": "https://other.example.com"}, {}])

@@ -21,6 +21,10 @@ def readable_by_pages(app: ASGIApp, listen: ListenSettings) -> ASGIApp:
     return _ReadableByPages(app, listen) if listen.allowed_origins else app
 
 
+READABLE_HEADERS = ("retry-after", "x-should-retry", "x-holdfast-state", "x-request-id")
+"""What a page needs to know of a refusal; a browser shows it few other headers."""
+
+
 class _ReadableByPages:
     """ASGI layer: answers preflight requests, and adds the headers of CORS to answers.
 
@@ -36,6 +40,7 @@ class _ReadableByPages:
             allow_credentials=listen.allows_credentials,
             allow_methods=listen.allowed_methods,
             allow_headers=listen.allowed_headers,
+            expose_headers=READABLE_HEADERS,
         )
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

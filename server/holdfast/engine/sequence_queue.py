@@ -260,6 +260,8 @@ class SequenceQueue:
 
     def end(self, error: Callable[[], Exception]) -> None:
         """Stop for good: the engine is gone."""
+        # What was asked before refers to the sockets of the engine, which are to be closed soon.
+        self.is_gone = lambda: True
         self.stop(error)
         for sequence in self._sequences.values():
             sequence.context.sequences -= 1

@@ -156,7 +156,8 @@ def refuse_mistyped_variables(environment: Mapping[str, str]) -> None:
         UsageError: one is almost one of ours, or would be that of `--api-key`.
     """
     for name, value in environment.items():
-        if value and (meant := meant_variable(name)):
+        # A cluster sets an address under the name of each port of each Service.
+        if value and "://" not in value and (meant := meant_variable(name)):
             raise UsageError(f"the variable {name} has no effect.", remedy=f"set {meant} instead.")
 
 

@@ -32,7 +32,7 @@ _NOT_YET = {errno.EADDRNOTAVAIL, socket.EAI_AGAIN}
 """No interface has the address, or no name server answers: time may change both."""
 _CHECK = (
     "check that the other machine is on and the cable is in, and that `ip address` here shows the "
-    "address"
+    "address; or give an address of this machine with --master-addr"
 )
 
 

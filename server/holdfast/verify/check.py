@@ -49,7 +49,7 @@ class Check:
     profiles: tuple[Profile, ...] = EVERY
     needs: tuple[Ability, ...] = ()
     packages: tuple[Package, ...] = ()
-    deadline_seconds: float = 300.0
+    deadline_seconds: float = 1800.0
     """How long it may take; the time of the soak is added to that of a check that soaks."""
     is_soak: bool = False
     """Whether it lasts as long as the user has asked for."""

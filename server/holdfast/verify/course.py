@@ -32,9 +32,15 @@ async def course_of(trial: Trial) -> Course:
     return await trial.once(_begun)
 
 
-def restarts_in(told: Sequence[HoldfastFacts]) -> int:
-    """How often the server itself, and not only its engine, is known to have started meanwhile."""
-    return sum(_is_restarted(*pair) for pair in pairwise(told))
+def restarts_in(told: Sequence[HoldfastFacts]) -> int | None:
+    """How often the server itself, and not only its engine, has started meanwhile; None if unknown.
+
+    A moment at which it did not say when it had started shows nothing.
+    """
+    known = [one for one in told if one.started_at_seconds is not None]
+    if len(known) < 2:
+        return None
+    return sum(_is_restarted(*pair) for pair in pairwise(known))
 
 
 def deaths_in(told: Sequence[HoldfastFacts]) -> float:

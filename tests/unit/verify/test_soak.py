@@ -194,7 +194,7 @@ def test_another_server_is_loaded_all_the_same() -> None:
     made = soaked(app)
     skipped = dict.fromkeys(("soak.workspace", "soak.memory"), CheckStatus.SKIPPED)
     assert not_passed(made) == {**UNTOLD, **skipped}
-    assert "engines that died" not in values(made["soak.load"])
+    assert {"engines that died", "restarts of the server"}.isdisjoint(values(made["soak.load"]))
 
 
 def test_without_a_soak_there_is_nothing_to_judge() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from double_defects import Defect
 from holdfast.verify.check import Check
 from holdfast.verify.checks import survive
+from holdfast.verify.course import restarts_in
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, CheckStatus
+from holdfast.verify.records import CheckResult, CheckStatus, HoldfastFacts
 from holdfast.verify.trial import Trial
 from mortal_double import MortalDouble
 from openai_double import MODEL, Body, OpenAIDouble
@@ -157,6 +159,15 @@ class Restarted(OpenAIDouble):
 
     def _workspace(self) -> Body:
         return {"growths": {"locked": 1 if self._completions > 1 else 5}, "rejections": {}}
+
+
+def test_a_restart_is_found_behind_a_moment_that_is_not_known() -> None:
+    """The server may not say when it started, for example while it starts."""
+    known = HoldfastFacts("READY", {}, 1, 0, 0, 0, 0, started_at_seconds=100.0)
+    unknown = replace(known, started_at_seconds=None)
+    again = replace(known, started_at_seconds=200.0)
+    assert restarts_in([known, unknown, again]) == 1
+    assert restarts_in([known, unknown]) is None
 
 
 def test_a_restart_of_the_server_is_found() -> None:

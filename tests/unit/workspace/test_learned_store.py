@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from holdfast import __version__
 from holdfast.atomic_files import LOCK_FILE
 from holdfast.workspace import learned_store
-from holdfast.workspace.learned_store import Slot
-from holdfast.workspace.plan import MIB
+from holdfast.workspace.plan import MIB, Slot
 
 FINGERPRINT = "a1b2c3"
 
@@ -34,7 +33,8 @@ def slot(**changes: Any) -> dict[str, Any]:
 
 
 def too_large(**changes: Any) -> dict[str, Any]:
-    return {"ubatch": 0, "lane": 0, "too_large_bytes": 5, "since_unix_seconds": 1, "failures": 2} | changes
+    entry = {"ubatch": 0, "lane": 0, "too_large_bytes": 5, "since_unix_seconds": 1, "failures": 2}
+    return entry | changes
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

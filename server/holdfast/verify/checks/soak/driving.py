@@ -152,7 +152,8 @@ def _note(trial: Trial, history: SoakHistory) -> None:
         trial.measure(kind, count)
     trial.measure("unexpected errors", history.errors, limit=equal_to(0))
     told = [facts for _, facts in history.told]
-    trial.measure("restarts of the server", restarts_in(told), limit=equal_to(0))
+    if (restarts := restarts_in(told)) is not None:
+        trial.measure("restarts of the server", restarts, limit=equal_to(0))
     if any(facts.deaths is not None for facts in told):
         trial.measure("engines that died", deaths_in(told), limit=equal_to(0))
 

@@ -22,7 +22,8 @@ async def unharmed(trial: Trial) -> None:
     told = [before, *course.told, now]
     *_, growths = since_the_first(told, "growths")
     *_, rejections = since_the_first(told, "rejections")
-    trial.measure("restarts of the server", restarts_in(told), limit=equal_to(0))
+    if (restarts := restarts_in(told)) is not None:
+        trial.measure("restarts of the server", restarts, limit=equal_to(0))
     trial.measure("growths", growths, limit=equal_to(0))
     trial.measure("rejections", rejections, limit=equal_to(0))
     if before.memory_bytes is not None and now.memory_bytes is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import Check
 from holdfast.verify.checks.wire.asking import PROMPT, either
-from holdfast.verify.target import Answer
+from holdfast.verify.target import PATIENT_SECONDS, Answer
 from holdfast.verify.trial import CHAT, MODELS, InconclusiveError, SkippedError, Trial
 
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
@@ -107,7 +107,8 @@ async def logprobs(trial: Trial) -> None:
         body |= {"logprobs": True, "top_logprobs": _TOP}
     else:
         body |= {"logprobs": _TOP}
-    answer = await trial.admitted(partial(trial.ask, path, body))
+    asking = partial(trial.ask, path, body, deadline_seconds=PATIENT_SECONDS)
+    answer = await trial.admitted(asking, PATIENT_SECONDS)
     if answer.status in _REFUSED:
         raise SkippedError("the server gives no log-probabilities")
     if not trial.require(answer.status == _OK, f"its status is {answer.status}", answer):
