@@ -480,17 +480,8 @@ def test_a_mistyped_variable_of_ours_is_refused(mistyped: str, meant: str) -> No
 
 def test_variables_that_are_not_of_flags_are_left_alone() -> None:
     """Those of a Service named `holdfast`, in its namespace, and our own."""
-    service = dict.fromkeys(
-        (
-            "PORT",
-            "NODES_PORT",
-            "PORT_8000_TCP",
-            "PORT_8000_TCP_ADDR",
-            "SERVICE_HOST",
-            "SERVICE_PORT",
-        ),
-        "tcp://a:1",
-    )
+    names = ("PORT", "NODES_PORT", "PORT_8000_TCP", "PORT_8000_TCP_ADDR", "SERVICE_HOST")
+    service = dict.fromkeys((*names, "SERVICE_PORT"), "tcp://a:1")
     others = dict.fromkeys(("IMAGE", "HEAD_DRAIN_TIMEOUT", "EXIT_CODES", "PARENT_PID"), "1")
     own = dict.fromkeys(("WORKSPACE_SPEC", "OPERATORS_TMPDIR", "GPU_CHECK_EVENTS"), "1")
     environment = {
