@@ -432,10 +432,8 @@ def test_a_long_body_is_held_too() -> None:
     assert asyncio.run(scene()).text == f"inner {LONG_BYTES}"
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/whoami"), ("POST", "/pause")])
-def test_a_body_that_needs_no_engine_is_held_as_one(method: str, path: str) -> None:
-    """Its parts would take many times its size."""
-    sizes: list[int] = []
+def measuring(sizes: list[int]) -> Any:
+    """Return an application that notes the size of each part of a body."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         has_more = True
@@ -445,8 +443,16 @@ def test_a_body_that_needs_no_engine_is_held_as_one(method: str, path: str) -> N
             has_more = message["more_body"]
         await JSONResponse({})(scope, receive, send)
 
+    return app
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/whoami"), ("POST", "/pause")])
+def test_a_body_that_needs_no_engine_is_held_as_one(method: str, path: str) -> None:
+    """Its parts would take many times its size."""
+    sizes: list[int] = []
+
     async def scene() -> None:
-        gated = Held(behind=app)
+        gated = Held(behind=measuring(sizes))
         async with serving(gated.app) as client:
             asking = asyncio.create_task(client.request(method, path, content=b"x" * LONG_BYTES))
             await gated.until_held(1)
@@ -474,18 +480,9 @@ def test_only_json_reaches_the_application_at_once(
 ) -> None:
     """The parsers of forms would go through megabytes in one turn of the event loop."""
     sizes: list[int] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        has_more = True
-        while has_more:
-            message = await receive()
-            sizes.append(len(message["body"]))
-            has_more = message["more_body"]
-        await JSONResponse({})(scope, receive, send)
-
     headers = {} if content_type is None else {"content-type": content_type}
     content = b"x" * LONG_BYTES
-    _answer(Gated(behind=app), "/v1/whoami", "POST", content=content, headers=headers)
+    _answer(Gated(behind=measuring(sizes)), "/v1/whoami", "POST", content=content, headers=headers)
     assert (sum(sizes), max(sizes)) == (LONG_BYTES, most_bytes)
 
 

@@ -144,7 +144,7 @@ class Restarted(SoakedDouble):
 
 
 def test_a_restart_of_the_server_is_found() -> None:
-    """It is no death of an engine, and hides none: the counts begin again."""
+    """It is not the death of an engine, and does not hide one: the counts begin again."""
     made = soaked(Restarted())
     assert made["soak.load"].status is CheckStatus.FAILED
     numbers = values(made["soak.load"])
