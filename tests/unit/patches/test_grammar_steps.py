@@ -25,6 +25,8 @@ from holdfast.patches.grammar_steps import (
 )
 
 DEADLINE_SECONDS = 60.0
+LEISURE_SECONDS = 60.0
+"""More CPU time than a grammar takes that touches memory, on any machine."""
 BLOCK_BYTES = 32 << 20
 LONG_ITERATIONS = 5_000_000
 """Of a hash, in native code without Python's lock: seconds of CPU time."""
@@ -109,6 +111,14 @@ def test_a_grammar_that_raises_concerns_no_other() -> None:
     assert seen.said == {"broken": FAILED, "after": "done"}
 
 
+@pytest.fixture
+def leisure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no grammar be too slow."""
+    monkeypatch.setattr(grammar_steps, "STEP_SECONDS", LEISURE_SECONDS)
+    monkeypatch.setattr(grammar_steps, "SECONDS_PER_TOKEN", LEISURE_SECONDS)
+
+
+@pytest.mark.usefixtures("leisure")
 def test_a_grammar_that_grows_too_large_concerns_no_other() -> None:
     """It is given up when it has touched more memory than it may, all of its tokens together."""
     held: list[bytes] = []
@@ -125,6 +135,7 @@ def test_a_grammar_that_grows_too_large_concerns_no_other() -> None:
     assert 3 <= len(held) <= 4
 
 
+@pytest.mark.usefixtures("leisure")
 def test_grammars_that_grow_in_one_step_are_all_given_up() -> None:
     """What the first of them gave back does not hide what the next one takes."""
     held: dict[str, bytes] = {}
@@ -146,6 +157,7 @@ def test_grammars_that_grow_in_one_step_are_all_given_up() -> None:
     assert not held
 
 
+@pytest.mark.usefixtures("leisure")
 @pytest.mark.parametrize("has_huge_pages", [False, True])
 def test_a_grammar_is_not_charged_what_others_take(
     monkeypatch: pytest.MonkeyPatch, has_huge_pages: bool
