@@ -39,6 +39,7 @@ from holdfast.engine.grammars.compiler import Compiler
 from holdfast.engine.grammars.given_up import refusing
 from holdfast.engine.grammars.pool import Pool
 from holdfast.engine.grammars.requests import check_in_workers, validate_without_xgrammar
+from holdfast.engine.grammars.text import MAX_GRAMMAR_BYTES, grammar_text
 from holdfast.errors import OverloadedError
 from holdfast.patches import grammar_steps
 from holdfast.patches.grammar_compilation import COMPILES_TOO_LONG, NOT_COMPILED
@@ -429,8 +430,8 @@ def test_a_slow_grammar_whose_turn_does_not_come_may_be_sent_again() -> None:
 @pytest.mark.parametrize(
     "grammar",
     [
-        {"regex": "a" * checker.MAX_GRAMMAR_BYTES},
-        {"json": {"enum": list(range(checker.MAX_GRAMMAR_BYTES))}},
+        {"regex": "a" * MAX_GRAMMAR_BYTES},
+        {"json": {"enum": list(range(MAX_GRAMMAR_BYTES))}},
     ],
     ids=["text", "items"],
 )
@@ -568,9 +569,9 @@ def test_the_hostile_grammars_of_the_soak_are_tried() -> None:
             await attack(listener)
 
     asyncio.run(scene())
-    sizes = [len(checker._text(one)) for one in asked]
+    sizes = [len(grammar_text(one)) for one in asked]
     assert len(sizes) == 4
-    assert min(sizes) > checker.MAX_GRAMMAR_BYTES / 2
+    assert min(sizes) > MAX_GRAMMAR_BYTES / 2
 
 
 # What the engine gives up

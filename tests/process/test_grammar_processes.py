@@ -93,6 +93,55 @@ def test_a_grammar_ends_at_its_limit(what: str) -> None:
     run(scene)
 
 
+def test_a_grammar_ends_at_its_limit_of_cpu_time() -> None:
+    """One that only waits for a core does not."""
+
+    async def scene() -> None:
+        async with pool() as asked:
+            grammars = [json.dumps({"regex": what}).encode() for what in ("spin", "sleep 1")]
+            spun, slept = [
+                await asked.compile(one, DEADLINE_SECONDS, limit_cpu_seconds=0.5)
+                for one in grammars
+            ]
+            assert (spun.reply, spun.signal) == (None, signal.SIGPROF)
+            assert spun.cpu_seconds >= 0.4
+            assert slept.reply is not None
+            # A worker that is used again has the whole limit for the next one.
+            for _ in range(2 * WORKERS):
+                kept = json.dumps({"regex": "work 0.3"}).encode()
+                reply = await asked.compile(kept, DEADLINE_SECONDS, limit_cpu_seconds=0.5)
+                assert reply.reply is not None
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("what", "takes_slow_lane"), [("work 2", True), ("sleep 2", False), ("work 0.1", False)]
+)
+def test_a_grammar_is_slow_by_its_cpu_time(
+    what: str, *, takes_slow_lane: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that is busy with something else, an ordinary one needs seconds, too."""
+    lanes = []
+
+    async def scene() -> None:
+        async with pool() as asked:
+            compiled = asked.compile
+
+            async def compile_grammar(*arguments: Any, **how: Any) -> TrialReply:
+                lanes.append(how.get("is_slow", False))
+                return await compiled(*arguments, **how)
+
+            monkeypatch.setattr(asked, "compile", compile_grammar)
+            REQUEST.set(RequestContext("a"))
+            await checker.GrammarChecker(asked, timeout_seconds=DEADLINE_SECONDS).check(
+                StructuredOutputsParams(regex=what)
+            )
+
+    run(scene)
+    assert lanes == [False, True][: 1 + takes_slow_lane]
+
+
 def test_the_limit_of_a_grammar_counts_while_it_is_read() -> None:
     """A worker that runs only on idle cores may not get further; the others go on."""
 

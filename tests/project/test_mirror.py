@@ -52,6 +52,7 @@ DRIVEN_ELSEWHERE = {
     "engine.grammars.pool": "process/test_grammar_processes.py",
     "engine.grammars.reaper": "process/test_grammar_processes.py",
     "engine.grammars.requests": "contract/test_vllm_grammars.py",
+    "engine.grammars.text": "contract/test_vllm_grammars.py",
     "engine.grammars.workers": "process/test_grammar_processes.py",
     "engine.head_node": "engine/test_nodes.py",
     "engine.interface": "unit/lifecycle/test_supervisor.py",

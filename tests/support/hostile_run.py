@@ -170,12 +170,10 @@ def _observed(server: Server, run: HostileRun) -> tuple[HostileReport, set[psuti
     memory = Memory(held_bytes(server))
     # The first grammar starts the processes that compile them, and the first large message to the
     # engine a thread of zmq; both stay.
-    choices = [f"{number:0>100}" for number in range(1000)]
-    # It is compiled with what other processes leave of the cores, and gets 503 until they do.
+    large = {"type": "boolean", "description": "x" * 100_000}
     server.until(
-        lambda: server.completion("a", structured_outputs={"choice": choices}).status_code == 200,
+        lambda: server.completion("a", structured_outputs={"json": large}).status_code == 200,
         "the first grammar",
-        deadline_seconds=600,
     )
     asked = questions(run.seed, count=QUESTIONS, longest_tokens=MAX_TOKENS)
     expected = undisturbed(server, asked)

@@ -38,7 +38,8 @@ def obey(grammar: Mapping[str, Any]) -> dict[str, Any]:
             while True:
                 pass
         case "work":
-            while time.process_time() < float(argument):
+            until_seconds = time.process_time() + float(argument)
+            while time.process_time() < until_seconds:
                 pass
         case "grow":
             mebibytes = int(argument or sys.maxsize)

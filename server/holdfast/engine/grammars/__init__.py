@@ -6,6 +6,7 @@ compiles each one first, with limits on time and memory. Only what survives goes
 rest gets 400.
 
     checker    decides about a grammar: known, tried, refused
+    text       is what a grammar is known by
     lanes      order the trials of all keys
     pool       starts the worker processes and talks to them
     workers    runs in them: one process that has the tokenizer, and the workers that it forks

@@ -1,7 +1,8 @@
 """Decides about a grammar in the front end: it is known already, tried by a worker, or refused.
 
-A worker tries a grammar for a second. One that needs longer goes to the slow lane, where a key has
-one at a time, and occupies it for as long as EngineCore will need for the same grammar. So ordinary
+A worker tries a grammar for a second of CPU time, so that a machine that is busy with something
+else makes no grammar slow. One that needs more goes to the slow lane, where a key has one at a
+time, and occupies it for as long as EngineCore will need for the same grammar. So ordinary
 grammars never wait long behind one client's slow ones, and slow ones take little of an engine's
 CPU. A request uses no capacity of the engine while its grammar is tried.
 
@@ -11,8 +12,6 @@ Results are remembered by digest: a schema that comes with each request costs a 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import signal
 from collections import OrderedDict
@@ -28,6 +27,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from holdfast.engine.grammars.compiler import Compiler
 from holdfast.engine.grammars.lanes import Lane
 from holdfast.engine.grammars.pool import Pool, TrialReply
+from holdfast.engine.grammars.text import digest_of, grammar_text
 from holdfast.engine.grammars.workers import OUT_OF_MEMORY
 from holdfast.engine.vllm_errors import capacity_lent
 from holdfast.errors import NotReadyError
@@ -35,9 +35,9 @@ from holdfast.patches.grammar_memory import most_grammar_bytes
 from holdfast.processes.exits import signal_name
 from holdfast.request_context import current_request
 
-MAX_GRAMMAR_BYTES = 512 << 10
-"""The largest grammar, as JSON. vLLM has no bound, and some of its loops are quadratic."""
-QUICK_SECONDS = 1.0
+QUICK_CPU_SECONDS = 1.0
+QUICK_SECONDS = 10.0
+"""A quick trial ends here even if it had less of a core: others wait for its slot."""
 QUICK_SLOTS = 2
 SLOW_SLOTS = 2
 LEAST_SHARE = 0.5
@@ -105,12 +105,12 @@ class GrammarChecker:
             VLLMValidationError: it is wrong, too large, or took a worker too much time or memory.
             GracefulHTTPError: it cannot be checked now; the client may retry the request.
         """
-        result = await self.result(_text(constraint))
+        result = await self.result(grammar_text(constraint))
         for name, value in result.changed.items():
             setattr(constraint, name, value)
         if result.changed:
             # An engine gives up the changed grammar.
-            result = self._remembered(_digest(_text(constraint))) or result
+            result = self._remembered(digest_of(grammar_text(constraint))) or result
         if result.refusal:
             raise VLLMValidationError(result.refusal)
         constraint._backend = result.backend  # noqa: SLF001 - where vLLM has it
@@ -121,7 +121,7 @@ class GrammarChecker:
         logger.warning("an engine gave up the grammar of %s", current_request().request_id)
         until_seconds = asyncio.get_running_loop().time() + GIVEN_UP_SECONDS
         self._remember(
-            _digest(_text(constraint)), TrialResult(_GIVEN_UP, until_seconds=until_seconds)
+            digest_of(grammar_text(constraint)), TrialResult(_GIVEN_UP, until_seconds=until_seconds)
         )
 
     async def result(self, grammar: bytes) -> TrialResult:
@@ -130,7 +130,7 @@ class GrammarChecker:
         Raises:
             GracefulHTTPError: as `check` does.
         """
-        digest = _digest(grammar)
+        digest = digest_of(grammar)
         if (known := self._remembered(digest)) is not None:
             return known
         tried = _Tried(current_request().key, digest)
@@ -168,10 +168,13 @@ class GrammarChecker:
         try:
             if (known := self._known_by_now(tried)) is not None:
                 return known
-            answer = await self._pool.compile(grammar, limit_seconds)
+            answer = await self._pool.compile(
+                grammar, limit_seconds, limit_cpu_seconds=QUICK_CPU_SECONDS
+            )
         finally:
             self._quick.give(tried.key)
-        if answer.signal == signal.SIGALRM and limit_seconds < self.timeout_seconds:
+        limits = {int(signal.SIGALRM): limit_seconds, int(signal.SIGPROF): QUICK_CPU_SECONDS}
+        if limits.get(answer.signal, self.timeout_seconds) < self.timeout_seconds:
             return None
         return self._result_of(answer)
 
@@ -224,7 +227,7 @@ class GrammarChecker:
             return _accepted(reply)
         if reply is not None and reply["error"] != OUT_OF_MEMORY:
             return TrialResult(str(reply["error"]), until_seconds=until_seconds)
-        if answer.signal == signal.SIGALRM:
+        if answer.signal in {signal.SIGALRM, signal.SIGPROF}:
             self._require_processor(answer)
             cause = f"it takes longer than {self.timeout_seconds:g} s to compile"
         elif reply is None:
@@ -292,54 +295,6 @@ def _accepted(reply: Mapping[str, Any]) -> TrialResult:
     return TrialResult("", str(reply["backend"]), bool(reply["was_auto"]), changed)
 
 
-def _text(constraint: StructuredOutputsParams) -> bytes:
-    """Return the fields that were set, as JSON.
-
-    Raises:
-        VLLMValidationError: they are too large, or are not JSON.
-    """
-    given = {
-        one.name: value
-        for one in fields(constraint)
-        if one.init and (value := getattr(constraint, one.name)) is not one.default
-    }
-    if _is_longer(given, MAX_GRAMMAR_BYTES):
-        raise VLLMValidationError(_TOO_LARGE)
-    try:
-        text = json.dumps(given).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise VLLMValidationError(f"The grammar is not JSON: {error}.") from error
-    if len(text) > MAX_GRAMMAR_BYTES:
-        raise VLLMValidationError(_TOO_LARGE)
-    return text
-
-
-def _digest(grammar: bytes) -> bytes:
-    return hashlib.sha256(grammar).digest()
-
-
-_GIVEN_UP = "The grammar of the request is refused: it took an engine too much CPU time or memory."
-_TOO_LARGE = f"The grammar of the request is larger than {MAX_GRAMMAR_BYTES >> 10} KiB."
-
-
-def _is_longer(value: Any, most_bytes: int) -> bool:
-    """Whether its JSON is longer than this, without producing all of it."""
-    left, todo = most_bytes, [value]
-    while todo and left >= 0:
-        one = todo.pop()
-        if isinstance(one, str):
-            left -= len(one)
-        elif isinstance(one, Mapping):
-            left -= len(one)
-            todo.extend(one.keys())
-            todo.extend(one.values())
-        elif isinstance(one, list | tuple):
-            left -= len(one)
-            todo.extend(one)
-        left -= 1
-    return left < 0
-
-
 def grammar_checker(config: Any, timeout_seconds: float) -> GrammarChecker:
     """Return a checker for the model of a vLLM configuration."""
     pool = Pool(
@@ -348,3 +303,6 @@ def grammar_checker(config: Any, timeout_seconds: float) -> GrammarChecker:
         memory_bytes=most_grammar_bytes(config.model_config.get_vocab_size()),
     )
     return GrammarChecker(pool, timeout_seconds=timeout_seconds)
+
+
+_GIVEN_UP = "The grammar of the request is refused: it took an engine too much CPU time or memory."

@@ -91,18 +91,24 @@ class Pool:
         self._reaper = Reaper()
 
     async def compile(
-        self, grammar: bytes, limit_seconds: float, *, is_slow: bool = False
+        self,
+        grammar: bytes,
+        limit_seconds: float,
+        *,
+        limit_cpu_seconds: float = 0.0,
+        is_slow: bool = False,
     ) -> TrialReply:
         """Have a worker compile a grammar. The kernel ends the worker after `limit_seconds`.
 
-        One that is slow runs only where nothing else wants to, so that it delays no engine.
+        And after `limit_cpu_seconds` of CPU time, unless that is 0. A grammar that is slow runs
+        only where nothing else wants to, so that it delays no engine.
 
         Raises:
             NotReadyError: no process can check the grammar now.
         """
         started = await self._ensure_started()
         began = time.monotonic()
-        how = b"%f %d" % (limit_seconds, is_slow)
+        how = b"%f %f %d" % (limit_seconds, limit_cpu_seconds, is_slow)
         margin_seconds = DYING_SECONDS if is_slow else MARGIN_SECONDS
         said = await self._send(started, grammar, how, limit_seconds + margin_seconds)
         seconds = time.monotonic() - began

@@ -7,7 +7,8 @@ environment variables that vLLM reads.
 
 A grammar comes with a socket of its own, on which the worker sends its pid and then its reply. If a
 worker ends without a reply, the first process reports its exit code and the CPU time of its life.
-The kernel ends a worker at its deadline, whatever it is doing.
+The kernel ends a worker at its deadline, whatever it is doing: with SIGALRM when the time is over,
+and with SIGPROF when the CPU time of all its threads is.
 """
 
 from __future__ import annotations
@@ -110,14 +111,16 @@ def _work(compile_grammar: Compile, control: socket.socket) -> int:
         message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 1)
         if not message or not descriptors:
             return _CLOSED
-        limit_seconds, is_slow = map(float, message.split())
+        limit_seconds, limit_cpu_seconds, is_slow = map(float, message.split())
         with socket.socket(fileno=descriptors[0]) as asked:
             asked.setblocking(True)
             asked.sendall(b"%d %f\n" % (os.getpid(), time.process_time()))
             if is_slow:
                 _run_only_on_idle_cores()
             signal.setitimer(signal.ITIMER_REAL, limit_seconds)
+            signal.setitimer(signal.ITIMER_PROF, limit_cpu_seconds)
             answer = _answer(compile_grammar, json.loads(_read(asked)))
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
             with suppress(OSError):  # the front end no longer waits for it
                 asked.sendall(json.dumps(answer).encode())
