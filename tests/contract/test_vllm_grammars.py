@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import signal
+import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
@@ -29,6 +30,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
+from vllm.v1.structured_output.utils import compile_regex_with_timeout
 
 import scripted_compiler
 from holdfast.demo.files import ensure_demo_model
@@ -91,6 +93,13 @@ def _server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(forkserver, "PRELOADED", ())
     with tree.owned(tmp_path, {}):
         yield
+
+
+def test_a_regex_has_the_time_of_any_other_grammar(compiler: Compiler) -> None:
+    """vLLM would give it up by the clock, and leave its thread to the next grammar."""
+    assert compiler({"regex": "[a-z]+"})["backend"] == "xgrammar"
+    ran_in = compile_regex_with_timeout(lambda _: threading.get_ident(), "[a-z]+")
+    assert ran_in == threading.get_ident()
 
 
 def ended(compiler: Compiler, grammar: dict[str, Any]) -> int:
@@ -457,6 +466,23 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         for what in ("a", "b", "c"):
             await check(asked, what)
         assert len(asked._results) == 2
+        pool.stop()
+
+    asyncio.run(scene())
+
+
+def test_the_memory_of_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long list of choices is tried once, too, and the oldest result goes first."""
+    monkeypatch.setattr(checker, "MAX_REMEMBERED_BYTES", 50_000)
+
+    async def scene() -> None:
+        asked, pool = scripted()
+        for what in ("change 20000", "change 20001", "change 20002"):
+            await check(asked, what)
+        lengths = [len(result.changed["grammar"]) for result in asked._results.values()]
+        assert lengths == [20001, 20002]
+        await check(asked, "change 20001")
+        assert asked._remembered_bytes == sum(lengths)
         pool.stop()
 
     asyncio.run(scene())

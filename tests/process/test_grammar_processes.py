@@ -94,7 +94,10 @@ def test_a_grammar_ends_at_its_limit(what: str) -> None:
 
 
 def test_a_grammar_ends_at_its_limit_of_cpu_time() -> None:
-    """One that only waits for a core does not."""
+    """One that only waits for a core does not, nor one of many threads that ends before that time.
+
+    The timer of CPU time begins when as much time has passed on the clock.
+    """
 
     async def scene() -> None:
         async with pool() as asked:
@@ -106,6 +109,10 @@ def test_a_grammar_ends_at_its_limit_of_cpu_time() -> None:
             assert (spun.reply, spun.signal) == (None, signal.SIGPROF)
             assert spun.cpu_seconds >= 0.4
             assert slept.reply is not None
+            timer = json.dumps({"regex": "timer"}).encode()
+            begun = await asked.compile(timer, DEADLINE_SECONDS, limit_cpu_seconds=0.5)
+            assert begun.reply is not None
+            assert begun.reply["backend"] == "0.0"
             # A worker that is used again has the whole limit for the next one.
             for _ in range(2 * WORKERS):
                 kept = json.dumps({"regex": "work 0.3"}).encode()

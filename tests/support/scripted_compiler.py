@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ def just_forked() -> Any:
 
 
 def obey(grammar: Mapping[str, Any]) -> dict[str, Any]:
-    """Do as the grammar says: crash, sleep, spin, work, grow (by so many MiB) or refuse."""
+    """Do as the grammar says: crash, sleep, spin, work, grow (by so many MiB), change or refuse."""
     what, _, argument = str(grammar.get("regex", "")).partition(" ")
     match what:
         case "crash":
@@ -46,9 +47,10 @@ def obey(grammar: Mapping[str, Any]) -> dict[str, Any]:
             LEFT.extend(b"x" * (1 << 20) for _ in range(mebibytes))
         case "refuse":
             return {"error": argument}
-        case "environment" | "policy" | "files":
+        case "environment" | "policy" | "files" | "timer":
             return {"backend": _told(what, argument), "was_auto": False, "changed": {}}
-    return {"backend": str(os.getpid()), "was_auto": True, "changed": {}}
+    changed = {"grammar": "x" * int(argument)} if what == "change" else {}
+    return {"backend": str(os.getpid()), "was_auto": True, "changed": changed}
 
 
 def _told(what: str, argument: str) -> str:
@@ -58,6 +60,8 @@ def _told(what: str, argument: str) -> str:
             return os.environ.get(argument, "")
         case "policy":
             return str(os.sched_getscheduler(0))
+        case "timer":
+            return str(signal.getitimer(signal.ITIMER_PROF)[0])
         case _:
             return _files()
 

@@ -36,8 +36,9 @@ from holdfast.processes.exits import signal_name
 from holdfast.request_context import current_request
 
 QUICK_CPU_SECONDS = 1.0
+"""A quick trial ends when it has taken so long on the clock and so much CPU time."""
 QUICK_SECONDS = 10.0
-"""A quick trial ends here even if it had less of a core: others wait for its slot."""
+"""It ends here even if it had less of a core: others wait for its slot."""
 QUICK_SLOTS = 2
 SLOW_SLOTS = 2
 LEAST_SHARE = 0.5
@@ -47,8 +48,8 @@ REFUSALS_SECONDS = 60.0
 GIVEN_UP_SECONDS = 3600.0
 """How long a grammar is refused after an engine gave it up."""
 MAX_RESULTS = 1024
-MAX_REMEMBERED_BYTES = 16 << 10
-"""A result is remembered if the fields that it changes are no larger than this."""
+MAX_REMEMBERED_BYTES = 16 << 20
+"""What all remembered results may change: a choice becomes a longer grammar."""
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -91,6 +92,7 @@ class GrammarChecker:
         self._quick = Lane(QUICK_SLOTS, slots_per_key=QUICK_SLOTS)
         self._slow = Lane(SLOW_SLOTS, slots_per_key=1)
         self._results: OrderedDict[bytes, TrialResult] = OrderedDict()
+        self._remembered_bytes = 0
         self._trials: dict[_Tried, _Trial] = {}
         self._giving: set[asyncio.Task[None]] = set()
 
@@ -277,15 +279,23 @@ class GrammarChecker:
         until_seconds = result.until_seconds
         if until_seconds is not None and asyncio.get_running_loop().time() > until_seconds:
             del self._results[digest]
+            self._remembered_bytes -= _bytes_of(result)
             return None
         self._results.move_to_end(digest)
         return result
 
     def _remember(self, digest: bytes, result: TrialResult) -> None:
-        if len(str(result.changed)) <= MAX_REMEMBERED_BYTES:
-            self._results[digest] = result
-        if len(self._results) > MAX_RESULTS:
-            self._results.popitem(last=False)
+        if (before := self._results.pop(digest, None)) is not None:
+            self._remembered_bytes -= _bytes_of(before)
+        self._results[digest] = result
+        self._remembered_bytes += _bytes_of(result)
+        while len(self._results) > MAX_RESULTS or self._remembered_bytes > MAX_REMEMBERED_BYTES:
+            _, oldest = self._results.popitem(last=False)
+            self._remembered_bytes -= _bytes_of(oldest)
+
+
+def _bytes_of(result: TrialResult) -> int:
+    return sum(len(str(value)) for value in result.changed.values())
 
 
 def _accepted(reply: Mapping[str, Any]) -> TrialResult:

@@ -100,8 +100,8 @@ class Pool:
     ) -> TrialReply:
         """Have a worker compile a grammar. The kernel ends the worker after `limit_seconds`.
 
-        And after `limit_cpu_seconds` of CPU time, unless that is 0. A grammar that is slow runs
-        only where nothing else wants to, so that it delays no engine.
+        And once it has taken `limit_cpu_seconds` both on the clock and of CPU time, unless that is
+        0. A slow grammar runs only where nothing else wants to, so that it delays no engine.
 
         Raises:
             NotReadyError: no process can check the grammar now.

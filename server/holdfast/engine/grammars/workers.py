@@ -8,7 +8,7 @@ environment variables that vLLM reads.
 A grammar comes with a socket of its own, on which the worker sends its pid and then its reply. If a
 worker ends without a reply, the first process reports its exit code and the CPU time of its life.
 The kernel ends a worker at its deadline, whatever it is doing: with SIGALRM when the time is over,
-and with SIGPROF when the CPU time of all its threads is.
+and with SIGPROF when a shorter time is, if its threads have had that much CPU time, too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,9 @@ _RENEWED = 4
 """Exit code of a worker that is to be replaced, because it has grown."""
 _RENEW_ABOVE_BYTES = 16 << 20
 """A worker is replaced once it has grown by more: the allocator keeps what a grammar leaves."""
-_STACKS_BYTES = 64 << 20
-"""Eight threads compile a grammar (vLLM 0.32), and the kernel counts their whole stacks."""
+_STACKS_BYTES = 72 << 20
+"""Eight threads compile a grammar (vLLM 0.32), and another one waits to bound their time; the
+kernel counts their whole stacks."""
 _MESSAGE_BYTES = 64
 _MAX_GRAMMARS = 100
 """One worker compiles at most this many, so that what they leave behind does not add up."""
@@ -49,6 +51,7 @@ _KEPT_VARIABLES = frozenset({"HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "XDG_CA
 _CHUNK_BYTES = 1 << 16
 _NICENESS = 5
 _PAUSE_SECONDS = 0.02
+_LEAST_TIMER_SECONDS = 0.001
 
 
 def serve(
@@ -118,9 +121,8 @@ def _work(compile_grammar: Compile, control: socket.socket) -> int:
             if is_slow:
                 _run_only_on_idle_cores()
             signal.setitimer(signal.ITIMER_REAL, limit_seconds)
-            signal.setitimer(signal.ITIMER_PROF, limit_cpu_seconds)
-            answer = _answer(compile_grammar, json.loads(_read(asked)))
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            with _cpu_bounded(limit_cpu_seconds):
+                answer = _answer(compile_grammar, json.loads(_read(asked)))
             signal.setitimer(signal.ITIMER_REAL, 0)
             with suppress(OSError):  # the front end no longer waits for it
                 asked.sendall(json.dumps(answer).encode())
@@ -128,6 +130,32 @@ def _work(compile_grammar: Compile, control: socket.socket) -> int:
         if is_slow or has_grown or answer.get("error") == OUT_OF_MEMORY:
             break
     return _RENEWED
+
+
+@contextmanager
+def _cpu_bounded(seconds: float) -> Iterator[None]:
+    """End this process once it has run, and all its threads have had a core, for `seconds` each.
+
+    A grammar that eight threads compile in a moment may take seconds of CPU time, so the timer
+    starts only when the time on the wall is over. With 0 there is no bound.
+    """
+    if not seconds:
+        yield
+        return
+    until_seconds = time.process_time() + seconds
+
+    def begin() -> None:
+        left_seconds = until_seconds - time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, max(left_seconds, _LEAST_TIMER_SECONDS))
+
+    timer = threading.Timer(seconds, begin)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _run_only_on_idle_cores() -> None:
