@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Literal
@@ -60,6 +61,7 @@ class Proof:
         self._phases = phases
         self._on_report = on_report
         self._is_valid = False
+        self._pass_began_seconds = 0.0
         self.report: ProbeReport | None = None
         """The report of the last pass; None before the first."""
 
@@ -139,7 +141,7 @@ class Proof:
         try:
             report = await self._passes_again(engine, prober, death_task, suite)
         except asyncio.CancelledError:
-            self._note_fatal_proof(death_task)
+            self._note_fatal_proof(death_task, suite)
             raise
         if not report.passed:
             self._is_valid = False
@@ -153,17 +155,18 @@ class Proof:
     ) -> ProbeReport:
         for _ in range(MAX_PASSES):
             with timed("probe", {}, self._progress):
-                report = await self._reported_pass(engine, prober.run(suite=suite), death_task)
+                running = prober.run(suite=suite)
+                report = await self._reported_pass(engine, running, death_task, suite)
             if not (report.passed and report.grew):
                 break
         return replace(report, passed=report.passed and not report.grew)
 
-    def _note_fatal_proof(self, death_task: DeathTask) -> None:
+    def _note_fatal_proof(self, death_task: DeathTask, suite: Suite) -> None:
         """Take a proof that was cancelled for the end of its engine, which it may have caused."""
         death = None if death_task.cancelled() or not death_task.done() else death_task.result()
         if death is not None and death.blames_requests:
             self._is_valid = False
-            self.report = _cut_short(death, self.report)
+            self.report = self._cut_short(death, suite, is_whole=True)
             self._on_report(self.report)
 
     async def _pass(
@@ -177,20 +180,43 @@ class Proof:
             prober.run_again(_compared_tokens(self.report)) if self._is_valid else prober.run()
         )
         with timed("probe", self._phases, self._progress):
-            report = await self._reported_pass(engine, running, death_task)
+            report = await self._reported_pass(
+                engine, running, death_task, self._settings.suite, is_whole=not self._is_valid
+            )
         if not self._is_valid:
             self.report = report
         return report
 
     async def _reported_pass(
-        self, engine: Engine, running: Awaitable[ProbeReport], death_task: DeathTask
+        self,
+        engine: Engine,
+        running: Awaitable[ProbeReport],
+        death_task: DeathTask,
+        suite: Suite,
+        *,
+        is_whole: bool = True,
     ) -> ProbeReport:
+        self._pass_began_seconds = time.monotonic()
         # The probe would wait without end for an engine that is stalled.
         found = await run_unless_dead(death_task, running, grace_seconds=DEATH_DEADLINE_SECONDS)
-        report = found or _cut_short(death_task.result(), self.report)
+        report = found or self._cut_short(death_task.result(), suite, is_whole=is_whole)
         self._on_report(report)
         self._learning.learn(engine.ranks())
         return report
+
+    def _cut_short(self, death: Death, suite: Suite, *, is_whole: bool) -> ProbeReport:
+        """Return the report of a pass that a death ended, with the slowest step known so far."""
+        step = ProbeStep("first_token", "failed", 0.0, reason=f"the engine died: {death}")
+        return ProbeReport(
+            suite=suite,
+            passed=False,
+            limited=False,
+            proven_tokens=0,
+            duration_seconds=time.monotonic() - self._pass_began_seconds,
+            steps=(step,),
+            slowest_step_seconds=self.slowest_step_seconds or 0.0,
+            is_whole=is_whole,
+        )
 
     def _limit(self, engine: Engine) -> None:
         """Refuse requests that are longer than what was proven, unless they are wanted."""
@@ -262,10 +288,3 @@ def _is_to_blame(report: ProbeReport, death: Death) -> bool:
 def _is_as_wide(report: ProbeReport, current: ProbeReport) -> bool:
     widths = {"off": 0, "quick": 1, "worst-case": 2}
     return widths[report.suite] >= widths[current.suite]
-
-
-def _cut_short(death: Death, before: ProbeReport | None) -> ProbeReport:
-    """Return the report of a pass that a death ended; the slowest step stays known for stalls."""
-    step = ProbeStep("first_token", "failed", 0.0, reason=f"the engine died: {death}")
-    slowest_seconds = 0.0 if before is None else before.slowest_step_seconds
-    return ProbeReport("quick", False, False, 0, slowest_seconds, (step,))

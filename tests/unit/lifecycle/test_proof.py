@@ -202,3 +202,93 @@ def test_a_recovery_compares_no_more_of_a_baseline_than_the_proof(compared: int 
             return probe.compared_tokens
 
     assert asyncio.run(live()) == (compared or 0)
+
+
+class EndlessProbe:
+    """Runs until it is cancelled, as a probe of an engine that is gone."""
+
+    def __init__(self, began: asyncio.Event) -> None:
+        self._began = began
+
+    async def run(self, *, suite: Suite | None = None) -> ProbeReport:
+        """Note that it began, and never end."""
+        del suite
+        self._began.set()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def run_again(self, compared_tokens: int) -> ProbeReport:
+        """Do the same with one request."""
+        del compared_tokens
+        return await self.run()
+
+
+async def reports_of_death(
+    settings: ProbeSettings, *, was_proven: bool = False, again: Suite | None = None
+) -> list[ProbeReport]:
+    """Return the reports of a proof during which the engine dies."""
+    reports: list[ProbeReport] = []
+    learning = Learning(WorkspaceSettings(learned_directory=None), None)
+    progress = LogProgress(logging.getLogger("a.pipe"))
+    proof = Proof(settings, learning, progress, phases={}, on_report=reports.append)
+    began = asyncio.Event()
+
+    async def dies() -> Death:
+        await began.wait()
+        return Death("core_exit", "signal 11", blames_requests=True)
+
+    async with FakeEngine() as engine, first_death(dies(), on_death=lambda _: None) as death_task:
+        if was_proven:
+            probe = Probe(engine, [report(500)])
+            await proof.prove(engine, probe, death_task, start_seconds=1.0, is_first=True)
+            reports.clear()
+        endless = EndlessProbe(began)
+        if again:
+            await proof.prove_again(engine, endless, death_task, again)
+        else:
+            await proof.prove(engine, endless, death_task, start_seconds=1.0, is_first=False)
+    return reports
+
+
+@pytest.mark.parametrize("suite", ["quick", "worst-case"])
+@pytest.mark.parametrize("is_on_request", [False, True])
+def test_a_proof_that_a_death_cuts_short_is_one_of_its_suite(
+    suite: Suite, *, is_on_request: bool
+) -> None:
+    """The page would show the time of the failure as that of the last good proof of another."""
+    other: Suite = "quick" if suite == "worst-case" else "worst-case"
+    settings = ProbeSettings(suite=other if is_on_request else suite)
+    proof = reports_of_death(settings, again=suite if is_on_request else None)
+    (cut,) = asyncio.run(proof)
+    assert (cut.suite, cut.is_whole, cut.passed) == (suite, True, False)
+    assert cut.duration_seconds > 0
+
+
+def test_one_request_that_a_death_cuts_short_is_not_the_suite() -> None:
+    """The page keeps the time of the suite before it."""
+    (cut,) = asyncio.run(reports_of_death(ProbeSettings(), was_proven=True))
+    assert (cut.suite, cut.is_whole, cut.passed) == ("worst-case", False, False)
+
+
+def test_a_proof_on_request_that_is_cancelled_with_its_engine_keeps_its_suite() -> None:
+    """Its report says which suite may have ended the engine."""
+
+    async def live() -> list[ProbeReport]:
+        reports: list[ProbeReport] = []
+        learning = Learning(WorkspaceSettings(learned_directory=None), None)
+        progress = LogProgress(logging.getLogger("a.pipe"))
+        proof = Proof(ProbeSettings(), learning, progress, phases={}, on_report=reports.append)
+        began, ends = asyncio.Event(), asyncio.get_running_loop().create_future()
+        async with FakeEngine() as engine, first_death(ends, on_death=lambda _: None) as death_task:
+            again = proof.prove_again(engine, EndlessProbe(began), death_task, "worst-case")
+            proving = asyncio.create_task(again)
+            await began.wait()
+            ends.set_result(Death("core_exit", "signal 11", blames_requests=True))
+            await asyncio.wait({death_task})
+            proving.cancel()
+            await asyncio.wait({proving})
+        return reports
+
+    (cut,) = asyncio.run(live())
+    assert (cut.suite, cut.is_whole) == ("worst-case", True)
+    assert cut.duration_seconds > 0
