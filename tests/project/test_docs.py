@@ -354,6 +354,14 @@ def test_every_command_of_holdfast_parses() -> None:
             top_parser().parse_args(rest)
 
 
+@pytest.mark.parametrize("page", [*PAGES, *sorted(RUNBOOKS.glob("*.md"))], ids=lambda p: p.name)
+def test_no_command_needs_a_new_curl(page: Path) -> None:
+    """Ubuntu 22.04, DGX OS 6 and RHEL 9 have a curl without `--json`."""
+    text = page.read_text().replace("\\\n", " ")
+    curls = [line for line in text.splitlines() if re.search(r"\bcurl\b", line)]
+    assert [line for line in curls if "--json" in line] == []
+
+
 def test_the_command_in_the_container_parses() -> None:
     """What `docker run` starts is accepted by the parser, and its time-out covers the drain."""
     (docker,) = (words for _, words in commands() if words[:2] == ["docker", "run"])
