@@ -192,6 +192,44 @@ def test_a_variable_that_vllm_cannot_read_is_named(
     assert "VLLM_CPU_KVCACHE_SPACE has an invalid value: " in told(tmp_path, model)
 
 
+@pytest.mark.filterwarnings("ignore:--log-config-file is deprecated")
+@pytest.mark.parametrize(
+    ("variables", "arguments", "words"),
+    [
+        ({"VLLM_LOGGING_LEVEL": "trace"}, "", "VLLM_LOGGING_LEVEL: | 'TRACE'"),
+        # With a level of its own, since vLLM's logging has been configured without.
+        ({"VLLM_LOGGING_STREAM": "ext://sys.no"}, "--log-level=error", "VLLM_LOGGING_STREAM: |.no"),
+        ({"VLLM_LOGGING_CONFIG_PATH": "/no"}, "", "VLLM_LOGGING_CONFIG_PATH /no: |exist: /no."),
+        ({"VLLM_LOGGING_CONFIG_PATH": "/a"}, "--log-config-file=/no", "--log-config-file /no: "),
+        ({}, "--logging-config.pylogging_config_file=/no", "--logging-config /no: |exist: /no."),
+    ],
+)
+def test_what_vllm_cannot_log_by_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    sound: Path,
+    variables: dict[str, str],
+    arguments: str,
+    words: str,
+) -> None:
+    """Its own errors name neither the flag nor the variable."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    line = told(tmp_path, sound, *arguments.split())
+    assert all(word in line for word in words.split("|")), line
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"formatters": []}', '{"version": 7}', "\xff"])
+def test_a_file_that_vllm_cannot_log_by_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sound: Path, content: str
+) -> None:
+    """Whichever error it leads to."""
+    file = tmp_path / "logging.json"
+    file.write_text(content, encoding="latin-1")
+    monkeypatch.setenv("VLLM_LOGGING_CONFIG_PATH", str(file))
+    assert f"VLLM_LOGGING_CONFIG_PATH {file}: " in told(tmp_path, sound)
+
+
 def test_a_variable_that_vllm_reads_while_it_is_imported_is_named(tmp_path: Path) -> None:
     """The import ends with an error that names no variable."""
     done = subprocess.run(

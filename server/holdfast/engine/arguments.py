@@ -10,6 +10,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+import vllm.logger as vllm_logger
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.serve.utils import api_utils
 from vllm.reasoning import ReasoningParserManager
@@ -104,6 +105,46 @@ def engine_arguments(namespace: argparse.Namespace) -> AsyncEngineArgs:
         arguments = AsyncEngineArgs.from_cli_args(namespace)
         cli_args.propagate_flash_late_interaction(namespace, arguments)
     return arguments
+
+
+def configure_logging(namespace: argparse.Namespace) -> None:
+    """Let vLLM log as its flags and variables say.
+
+    Raises:
+        UsageError: it cannot; its own errors name neither the flag nor the variable.
+    """
+    if not hasattr(vllm_logger, "configure_logging_from_args"):
+        return
+    try:
+        vllm_logger.configure_logging_from_args(namespace)
+    except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        said = _logging_error(error)
+        raise UsageError(
+            f"{_logging_source(namespace, said)}: vLLM cannot log by it: {said}.",
+            remedy="correct it, or leave it out.",
+        ) from error
+
+
+def _logging_error(error: BaseException) -> str:
+    """Return the first cause, to which `logging` adds what it configured at that moment."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error.args[0]) if error.args else ""
+    # vLLM gives an error its values as one gives them to a logger.
+    return text % error.args[1:] if text.count("%s") == len(error.args) - 1 > 0 else str(error)
+
+
+def _logging_source(namespace: argparse.Namespace, said: str) -> str:
+    """Return what vLLM's logging follows; a file of `logging` replaces all other settings."""
+    variable = os.environ.get("VLLM_LOGGING_CONFIG_PATH")
+    config = getattr(namespace, "logging_config", None)
+    if flag := getattr(namespace, "log_config_file", None):
+        return f"--log-config-file {flag}"
+    if config is not None and config.pylogging_config_file not in {None, variable}:
+        return f"--logging-config {config.pylogging_config_file}"
+    if variable:
+        return f"VLLM_LOGGING_CONFIG_PATH {variable}"
+    return "VLLM_LOGGING_LEVEL" if "Unknown level" in said else "VLLM_LOGGING_STREAM"
 
 
 def print_help(arguments: Sequence[str]) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import vllm.logger as vllm_logger
 from starlette.types import ASGIApp
 from vllm.usage.usage_lib import UsageContext
 
@@ -93,8 +92,7 @@ def configure(
     """
     unsupported.check_variables(os.environ)
     namespace = vllm_arguments.parse(settings)
-    if hasattr(vllm_logger, "configure_logging_from_args"):
-        vllm_logger.configure_logging_from_args(namespace)
+    vllm_arguments.configure_logging(namespace)
     if settings.listen.log_level != "debug":
         shorten_tracebacks(lambda: state() not in SERVING)
     engine_arguments = vllm_arguments.engine_arguments(namespace)
