@@ -121,7 +121,7 @@ def parse_serve(
         PluginMissingError: VLLM_PLUGINS leaves Holdfast out.
     """
     given = with_two_token_config(arguments)
-    namespace, others = _serve_parser().parse_known_args(with_file(given))
+    namespace, others = _serve_parser().parse_known_args(with_file(given, environment))
     unsupported.refuse_mistyped(others)
     unsupported.refuse_mistyped_variables(environment)
     unsupported.refuse_environment(environment, is_demo=namespace.demo)

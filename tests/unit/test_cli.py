@@ -212,8 +212,12 @@ def test_a_model_in_the_file_is_checked(tmp_path: Path) -> None:
         ("port: [1, 2, 3]\ngrpc: true", "--grpc"),
         ("workspace-reserve: {a: b}", "--workspace-reserve"),
         ("probe: off", "quote it"),
-        ("probe_timeout: null", "quote it"),
-        ("learned-dir: ~", "quote it"),
+        ("probe_timeout: null", "it has no value"),
+        ("learned-dir: ~", 'quote a word such as "~"'),
+        ("api-key:", "leave the line out"),
+        ("demo:", "leave the line out"),
+        ("master_addr:", "leave the line out"),
+        ("admit-unproven:", "leave the line out"),
         ('learned-dir: "a\\0b"', "--learned-dir"),
         ('uds: "a\\0b"', "--uds"),
         ("headless: true", "--headless"),
@@ -225,6 +229,21 @@ def test_a_model_in_the_file_is_checked(tmp_path: Path) -> None:
 def test_a_wrong_file_is_refused(tmp_path: Path, content: str | bytes, named: str) -> None:
     """The line says what is wrong with it."""
     assert named in refused("--demo", "--config", config(tmp_path, content))
+
+
+def test_what_vllm_reads_as_absent_may_have_no_value(tmp_path: Path) -> None:
+    """A flag of its own of which None is a value, and an address that is empty by default."""
+    assert read("--config", config(tmp_path, "quantization:\nhost:\n")).listen.host == ""
+
+
+def test_a_file_cannot_switch_off_what_a_variable_switches_on(tmp_path: Path) -> None:
+    """A switch has no flag that means no; the line would be dropped."""
+    given = ["--demo", "--config", config(tmp_path, "admit_unproven: false")]
+    for variables in ({}, {"HOLDFAST_ADMIT_UNPROVEN": "0"}):
+        assert not parse_serve(given, variables).probe.admit_unproven
+    with pytest.raises(UsageError, match=r"admit_unproven: .* HOLDFAST_ADMIT_UNPROVEN") as caught:
+        parse_serve(given, {"HOLDFAST_ADMIT_UNPROVEN": "1"})
+    assert "unset HOLDFAST_ADMIT_UNPROVEN" in caught.value.remedy
 
 
 def test_keys_at_the_end_of_a_file_do_not_take_the_model(tmp_path: Path) -> None:
@@ -307,7 +326,20 @@ def test_a_wrong_key_is_refused_and_not_shown(arguments: tuple[str, ...]) -> Non
     assert "hush" not in line
 
 
-@pytest.mark.parametrize("content", ["api-key: [hush", "api-key: *hush", "api-key: !hush x"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "api-key: [hush",
+        "api-key: *hush",
+        "api-key: !hush x",
+        "api-key: !!bool hush",
+        "api-key: !!timestamp hush",
+        'api-key: !!int ""',
+        'api-key: !!float ""',
+        f"api-key: !!float 1{':1' * 200}",
+        f"api-key: 0x{'f' * 4000}",
+    ],
+)
 def test_a_broken_file_is_refused_and_not_quoted(tmp_path: Path, content: str) -> None:
     """A key may stand in the line that is wrong."""
     line = refused("--demo", "--config", config(tmp_path, content))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ STANDARD_INPUT = Path("-")
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_NODES = 1_000_000
 """A few lines of aliases that refer to aliases can make more."""
+_NEED_VALUE = frozenset({"--api-key", "--demo", "--master-addr", *(flag.name for flag in flags())})
+"""From a line of one of these that has no value, vLLM's parser would read the word None."""
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -33,13 +35,18 @@ def with_two_token_config(arguments: Sequence[str]) -> list[str]:
     return [token for tokens in split for token in tokens]
 
 
-def with_file(given: Sequence[str]) -> list[str]:
+def with_file(given: Sequence[str], environment: Mapping[str, str] | None = None) -> list[str]:
     """Return the flags of the `--config` file, then those of the command line, normalised.
 
     A model that comes first stays there, as in vLLM: the last flag of the file could take it.
+
+    Raises:
+        UsageError: the file cannot be read, or a line of it would be dropped, such as one that
+            switches off what a variable switches on.
     """
     leading = 1 if given and not given[0].startswith("-") else 0
-    return _normalised([*given[:leading], *_file_arguments(given), *given[leading:]])
+    in_file = _file_arguments(given, environment or {})
+    return _normalised([*given[:leading], *in_file, *given[leading:]])
 
 
 def _normalised(arguments: Sequence[str]) -> list[str]:
@@ -50,7 +57,7 @@ def _normalised(arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def _file_arguments(arguments: Sequence[str]) -> list[str]:
+def _file_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Return the flags in the `--config` file; those of the command line must come after them."""
     if "--config" not in arguments:
         return []
@@ -63,24 +70,42 @@ def _file_arguments(arguments: Sequence[str]) -> list[str]:
     return [
         token
         for name, value in _read_mapping(path).items()
-        for token in _flag_of_file(path, name, value)
+        for token in _flag_of_file(f"--config: {path}: {name}", name, value, environment)
     ]
 
 
-def _flag_of_file(path: Path, name: str, value: Any) -> list[str]:
+def _flag_of_file(source: str, name: str, value: Any, environment: Mapping[str, str]) -> list[str]:
     flag = f"--{name}"
     if isinstance(value, list):
         return [flag, *map(_argument, value)] if value else []
-    if value is None or isinstance(value, bool):
-        if flag.replace("_", "-") in {ours.name for ours in flags() if not ours.is_switch}:
-            # YAML reads `on` as true, `off` and `no` as false. vLLM would take true for a switch,
-            # drop false, and take None for a name.
+    if value is None:
+        if flag.replace("_", "-") in _NEED_VALUE:
             raise UsageError(
-                f"--config: {path}: {name}: YAML read this as {value}.",
-                remedy=f'quote it, for example {name}: "{"on" if value else "off"}".',
+                f"{source}: it has no value.",
+                remedy='leave the line out, or quote a word such as "~" or "null".',
             )
+        return []
+    if isinstance(value, bool):
+        _refuse_misread(source, name, is_on=value, environment=environment)
         return [flag] if value else []
     return [f"{flag}={_argument(value)}"]
+
+
+def _refuse_misread(source: str, name: str, *, is_on: bool, environment: Mapping[str, str]) -> None:
+    """Refuse a line from which vLLM would take a switch, or which it would drop."""
+    ours = next((flag for flag in flags() if flag.name == f"--{name.replace('_', '-')}"), None)
+    if ours is None:
+        return
+    if not ours.is_switch:  # YAML reads `on` as true, `off` and `no` as false
+        raise UsageError(
+            f"{source}: YAML read this as {is_on}.",
+            remedy=f'quote it, for example {name}: "{"on" if is_on else "off"}".',
+        )
+    if not is_on and ours.read(environment.get(ours.variable, "0"), ours.variable):
+        raise UsageError(
+            f"{source}: false has no effect, because {ours.variable} switches it on.",
+            remedy=f"leave the line out, and unset {ours.variable}.",
+        )
 
 
 def _argument(value: Any) -> str:
@@ -137,6 +162,18 @@ def _documents(text: str) -> list[Any]:
         """Refuses a file whose merge keys (`<<`) copy more entries than a file may have nodes."""
 
         merged = 0
+
+        def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+            """Refuse text that its tag does not fit: each tag fails in a way of its own."""
+            try:
+                made = super().construct_object(node, deep)
+                if isinstance(made, int):
+                    str(made)  # which Python refuses for thousands of digits, here from hex
+            except (ArithmeticError, AttributeError, LookupError, ValueError) as error:
+                raise yaml.constructor.ConstructorError(
+                    None, None, None, node.start_mark
+                ) from error
+            return made
 
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
             for mapping in _merged_mappings(node):
