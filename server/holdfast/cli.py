@@ -121,6 +121,7 @@ def parse_serve(
         PluginMissingError: VLLM_PLUGINS leaves Holdfast out.
     """
     given = with_two_token_config(arguments)
+    unsupported.refuse_repeated_keys(given)
     namespace, others = _serve_parser().parse_known_args(with_file(given, environment))
     unsupported.refuse_mistyped(others)
     unsupported.refuse_mistyped_variables(environment)

@@ -327,6 +327,29 @@ def test_a_wrong_key_is_refused_and_not_shown(arguments: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--api-key", "hush", "--api-key", "other"), "--api-key"),
+        (("--api-key=hush", "--api_key=hush"), "--api-key"),
+        (("--admin-api-key=hush", "--admin_api_key", "other"), "--admin-api-key"),
+    ],
+)
+def test_a_flag_of_keys_that_is_repeated_is_refused(arguments: tuple[str, ...], named: str) -> None:
+    """The last would replace the others without a word, and `ps` would show those."""
+    line = refused("--demo", *arguments)
+    assert line.startswith(f"{named}: given more than once.")
+    assert f"{named}-file" in line
+    assert "hush" not in line
+
+
+def test_a_key_of_the_command_line_replaces_those_of_a_file(tmp_path: Path) -> None:
+    """As any other flag does."""
+    file = config(tmp_path, "api-key: [a, b]\nadmin-api-key: c")
+    found = read("--config", file, "--api-key=d", "--admin-api-key=e")
+    assert found.given_keys == ("d", "e")
+
+
+@pytest.mark.parametrize(
     "content",
     [
         "api-key: [hush",

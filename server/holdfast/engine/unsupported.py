@@ -135,6 +135,22 @@ def refuse_mistyped(arguments: Iterable[str]) -> None:
             raise UsageError(f"{name} is not a flag.", remedy=f"did you mean {meant[0]}?")
 
 
+def refuse_repeated_keys(arguments: Iterable[str]) -> None:
+    """Check the command line, without the file whose flags it replaces.
+
+    Raises:
+        UsageError: a flag of keys is repeated. The last would replace the others, which nothing
+            would hide: `ps` would show them.
+    """
+    names = [argument.partition("=")[0].replace("_", "-") for argument in arguments]
+    for flag in ("--api-key", *(flag.name for flag in flags() if flag.is_secret)):
+        if names.count(flag) > 1:
+            raise UsageError(
+                f"{flag}: given more than once.",
+                remedy=f"give it once; a file of keys ({flag}-file) may contain several.",
+            )
+
+
 def meant_variable(name: str) -> str:
     """Return what is almost the name of this variable, or has its purpose; empty if nothing is.
 
