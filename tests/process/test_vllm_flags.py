@@ -45,6 +45,9 @@ def refused(*arguments: str) -> str:
         ('--allowed-h=["x-one"]', "--allowed-headers"),
         ("--allow-c", "--allow-credentials"),
         ("--uvicorn-log=debug", "--uvicorn-log-level"),
+        ("--enable-ssl-ref", "--enable-ssl-refresh"),
+        ("--disable-uvicorn", "--disable-uvicorn-access-log"),
+        ("--disable-access-log=/x", "--disable-access-log-for-endpoints"),
         ("--probe-tim=5", "--probe-timeout"),
         ("--workspace-res=1MiB", "--workspace-reserve"),
         ("--learned-d=none", "--learned-dir"),
@@ -113,7 +116,8 @@ def test_whole_flags_are_understood_alike() -> None:
 
     given = ("model", "--port=9000", "--probe-timeout=5", "--host=::1", "--api-key", "a", "b")
     more = ("--uds=/x", "--log-level=DEBUG", "--root-path=/v/", '--allowed-origins=["http://a"]')
-    settings = parse_serve([*given, *more], {})
+    logs = ("--disable-access-log-for-endpoints=/a, /b,", "--disable-uvicorn-access-log")
+    settings = parse_serve([*given, *more, *logs, "--enable-ssl-refresh"], {})
     namespace = parse(settings)
     assert (namespace.model, namespace.port) == ("model", settings.listen.port)
     assert namespace.root_path == settings.listen.root_path == "/v"

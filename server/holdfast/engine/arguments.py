@@ -23,7 +23,7 @@ from holdfast.engine import model_files, unsupported
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.errors import UsageError, reason_of
 from holdfast.settings import Settings
-from holdfast.settings.listen_flags import ALIASES, take_aliases
+from holdfast.settings.listen_flags import ALIASES, paths_of, take_aliases
 
 try:
     from vllm.entrypoints.launchers import cli_args
@@ -279,6 +279,11 @@ def _read_by_both(
     yield "--log-level", level.lower(), listen.log_level
     yield "--api-key", tuple(namespace.api_key or listen.api_keys), listen.api_keys
     yield "--allow-credentials", namespace.allow_credentials, listen.allows_credentials
+    yield "--enable-ssl-refresh", bool(namespace.enable_ssl_refresh), listen.is_tls_refreshed
+    has_access_log = not namespace.disable_uvicorn_access_log
+    yield "--disable-uvicorn-access-log", has_access_log, listen.has_access_log
+    unlogged = paths_of(namespace.disable_access_log_for_endpoints or "")
+    yield "--disable-access-log-for-endpoints", unlogged, listen.unlogged_paths
     for list_name in _LISTS:
         flag_name = "--" + list_name.replace("_", "-")
         yield flag_name, tuple(getattr(namespace, list_name)), getattr(listen, list_name)

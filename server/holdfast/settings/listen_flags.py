@@ -103,12 +103,15 @@ def listen_settings(
         uvicorn_log_level=namespace.uvicorn_log_level,
         log_level=namespace.log_level,
         has_access_log=not namespace.disable_uvicorn_access_log,
-        unlogged_paths=tuple(
-            path.strip() for path in namespace.disable_access_log_for_endpoints.split(",") if path
-        ),
+        unlogged_paths=paths_of(namespace.disable_access_log_for_endpoints),
         api_keys=_api_keys(namespace.api_key, environment.get("VLLM_API_KEY", "")),
         keep_alive_seconds=_keep_alive_seconds(environment),
     )
+
+
+def paths_of(text: str) -> tuple[str, ...]:
+    """Return the paths of `--disable-access-log-for-endpoints`."""
+    return tuple(path.strip() for path in text.split(",") if path)
 
 
 def take_aliases(namespace: argparse.Namespace) -> None:
