@@ -215,4 +215,7 @@ def _given(
     # A Compose file passes a key that is not set as an empty string.
     if text is None or (flag.is_secret and not text):
         return False, None
+    # A cluster sets HOLDFAST_NODE_PORT to an address beside a Service named `holdfast-node`.
+    if flag.variable.endswith("_PORT") and "://" in text:
+        return False, None
     return True, flag.read(text, flag.variable)

@@ -189,6 +189,13 @@ def test_any_text_is_a_value_or_a_usage_error(name: str, text: str) -> None:
         assert len(error.line.splitlines()) == 1  # noqa: PT017 - either outcome is right
 
 
+def test_the_address_of_a_service_is_not_a_port() -> None:
+    """A cluster sets it in every pod beside a Service named `holdfast-node`."""
+    assert read([], {"HOLDFAST_NODE_PORT": "tcp://10.96.0.1:29600"}) == Settings()
+    with pytest.raises(UsageError, match="HOLDFAST_LEARNED_RESTART"):
+        read([], {"HOLDFAST_LEARNED_RESTART": "tcp://10.96.0.1:29600"})
+
+
 def test_an_empty_variable_of_a_secret_is_none() -> None:
     """A Compose file hands on what is not set as empty; as a flag it is a mistake."""
     assert read([], {"HOLDFAST_ADMIN_API_KEY": ""}).keys.admin_api_key is None
