@@ -50,8 +50,8 @@ _MEANINGS = {
     "key_file": "file of the key that all nodes share, at least 32 characters; required",
     "guard": "end the ranks of this node, and with them the engine, before the host runs out of "
     "memory: `auto` where the device shares the host's memory",
-    "marks": "only the last one counts here: memory left to the host, or to the container, below "
-    "which the ranks are ended",
+    "marks": "memory left to the host, or to the container: below the last one, the ranks are "
+    "ended, and the node joins again above 1.125 times the first",
     "format": "`json` writes one object per line, the others one line per event",
 }
 """Of the flags that mean something else to `serve`, by their settings."""

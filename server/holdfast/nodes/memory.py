@@ -1,7 +1,8 @@
 """Ends the ranks of a follower before its host runs out of memory, as the head does on its own.
 
-No prompt can be given up here: the head alone knows the requests. So only the last of the marks of
-`host_memory.guard` counts on a follower. The head is told the reason of the death, like any other.
+No prompt can be given up here: the head alone knows the requests. So the ranks of a follower are
+ended at the last of the marks of `host_memory.guard`, and the first only says when the node joins
+again after that. The head is told the reason of the death, like any other.
 """
 
 from __future__ import annotations
