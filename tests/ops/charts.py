@@ -305,6 +305,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 MANAGED = {
     "--drain-timeout=600": "stop.drainSeconds",
     "--drain_timeout": "stop.drainSeconds",
+    "--shutdown-timeout=600": "stop.drainSeconds",
     "--port": "service.port",
     "--host": "listenAddress",
     "--uds=/tmp/x": "service.port",

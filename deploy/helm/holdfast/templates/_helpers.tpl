@@ -224,6 +224,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 --node-ssl-certfile: the encryption of the cluster's network, since followers get no --ssl-ca-certs
 --node-ssl-keyfile: the encryption of the cluster's network, since followers get no --ssl-ca-certs
 --port: service.port
+--shutdown-timeout: stop.drainSeconds
 --ssl-ca-certs: networkPolicy, since probes show no certificate
 --ssl-cert-reqs: networkPolicy, since probes show no certificate
 --ssl-certfile: tls.existingSecret
