@@ -287,6 +287,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "/prometheusRule/runbookBaseUrl": {"model": "m", "prometheusRule": {"runbookBaseUrl": "wiki"}},
     "nothing is mounted at /models/mine": {"model": "/models/mine", **mounted("/models/m")},
+    "nothing is mounted at /home/holdfast/.cache/huggingface": {
+        "model": "/home/holdfast/.cache/huggingface/hub/m"
+    },
     "/extraVolumeMounts/0": {"model": "m", "extraVolumeMounts": [{"name": "models"}]},
     "/extraEnv/0": {"model": "m", "extraEnv": [{"value": "1"}]},
     "/extraEnv/0/value": {"model": "m", "extraEnv": [{"name": "A", "value": 1}]},
@@ -325,6 +328,7 @@ MANAGED = {
     "HOLDFAST_METRICS_AUTH": "keys.metricsAuth",
     "HOLDFAST_NODE_SSL_KEYFILE": "followers get no --ssl-ca-certs",
     "HOLDFAST_LOG_FORMAT": "--log-format",
+    "HF_HOME": "volumes.models",
 }
 
 

@@ -264,6 +264,27 @@ def test_every_volume_and_secret_is_there_or_named_by_the_user(answer: Answer, c
         assert not any(one.get("optional") for one in [*secrets, *references(only)])
 
 
+@every_case
+def test_nothing_is_mounted_inside_a_claim(answer: Answer, case: str) -> None:
+    """On NFS with `root_squash`, the runtime may not create the directory for it there."""
+    for template in templates(answer, case):
+        (only,) = template["spec"]["containers"]
+        volumes = template["spec"]["volumes"]
+        claims = {one["name"] for one in volumes if "persistentVolumeClaim" in one}
+        mounts = [(one["name"], Path(one["mountPath"])) for one in only["volumeMounts"]]
+        above = {path for name, path in mounts if name in claims}
+        assert not any(above.intersection(path.parents) for _, path in mounts)
+
+
+@every_case
+def test_models_are_downloaded_to_the_claim_for_them(answer: Answer, case: str) -> None:
+    """Of a server and of a follower."""
+    for template in templates(answer, case):
+        (only,) = template["spec"]["containers"]
+        (place,) = (one["mountPath"] for one in only["volumeMounts"] if one["name"] == "models")
+        assert [one["value"] for one in only["env"] if one["name"] == "HF_HOME"] == [place]
+
+
 @pytest.mark.parametrize(
     ("case", "name", "keys"),
     [

@@ -194,7 +194,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 
 {{- define "holdfast.checkModel" -}}
 {{- $isMounted := false -}}
-{{- range prepend .Values.extraVolumeMounts (dict "mountPath" "/home/holdfast/.cache") -}}
+{{- range prepend .Values.extraVolumeMounts (dict "mountPath" "/home/holdfast/models") -}}
 {{- $directory := printf "%s/" (trimSuffix "/" .mountPath) -}}
 {{- if hasPrefix $directory (printf "%s/" $.Values.model) -}}{{- $isMounted = true -}}{{- end -}}
 {{- end -}}
@@ -235,6 +235,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 -tp: gpu.count or gpu.tensorParallelSize
 --uds: service.port
 VLLM_API_KEY: keys.apiKey or keys.existingSecret
+HF_HOME: volumes.models, or HF_HUB_CACHE for a volume of your own
 HOLDFAST_IMAGE: image.repository, image.tag and image.digest
 HOLDFAST_LOG_FORMAT: --log-format in extraArgs
 {{- end -}}

@@ -46,6 +46,8 @@ spec:
           value: json
         - name: HOLDFAST_IMAGE
           value: {{ include "holdfast.image" . | quote }}
+        - name: HF_HOME
+          value: /home/holdfast/models
         {{- if has "hugging-face-token" (include "holdfast.keys" . | fromYamlArray) }}
         - name: HF_TOKEN
           valueFrom:
@@ -67,7 +69,8 @@ spec:
       volumeMounts:
         - {name: state, mountPath: /home/holdfast/.local/state/holdfast}
         - {name: kernels, mountPath: /home/holdfast/.cache}
-        - {name: models, mountPath: /home/holdfast/.cache/huggingface}
+        # Not inside another claim: root may not create the directory for it on NFS with root_squash.
+        - {name: models, mountPath: /home/holdfast/models}
         - {name: scratch, mountPath: /tmp}
         - {name: shared-memory, mountPath: /dev/shm}
         {{- if without $keys "hugging-face-token" }}
