@@ -21,6 +21,7 @@ from holdfast.errors import ExitCode, HoldfastError
 from holdfast.nodes.command_line import FollowSettings, of_headless, read_follow
 from holdfast.planning import take_plan_flags
 from holdfast.processes import imports
+from holdfast.processes.environment import add_own_programs
 from holdfast.settings import ListenSettings, Settings, add_flags, read_groups
 from holdfast.settings.flag import Parser, command_parser
 from holdfast.settings.listen_flags import add_listener_flags, listen_settings, take_aliases
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _run(arguments: list[str]) -> int:
     is_debugging = False
     unsupported.drop_empty(os.environ)
+    add_own_programs(os.environ)
     try:
         command, rest = _command(arguments)
         if command not in _NODES:

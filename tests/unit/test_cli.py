@@ -545,6 +545,20 @@ def test_variables_that_are_not_of_flags_are_left_alone() -> None:
     assert parse_serve(["--demo"], environment) == parse_serve(["--demo"], {})
 
 
+def test_the_programs_of_our_environment_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After all others, also if it is not activated, as in a unit of systemd."""
+    ours = str(Path(sys.executable).parent)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for _ in range(2):
+        cli._run(["version"])
+        assert os.environ["PATH"].split(os.pathsep) == [str(tmp_path), ours]
+    monkeypatch.delenv("PATH")
+    cli._run(["version"])
+    assert os.environ["PATH"].split(os.pathsep) == [*os.defpath.split(os.pathsep), ours]
+
+
 def test_vllms_empty_variables_are_not_set(tmp_path: Path) -> None:
     """As Compose hands on what is not set; of the plugins empty means none."""
     environment = {"VLLM_CPU_KVCACHE_SPACE": "", "VLLM_PLUGINS": "", "OTHER": "", "VLLM_X": "1"}

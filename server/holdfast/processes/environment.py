@@ -14,8 +14,9 @@ import json
 import logging
 import os
 import re
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +32,19 @@ _INDUCTOR = "TORCHINDUCTOR_CPP_DYNAMIC_THREADS"
 LAST_NAME = "native-last.json"
 """The file of the last worker of any command line, beside the files of each."""
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_ ,:{}()=\[\]-]{1,4096}")
+
+
+def add_own_programs(environment: MutableMapping[str, str]) -> None:
+    """Append the directory of this Python to PATH, where pip has put ninja and py-spy.
+
+    FlashInfer's compiler runs `ninja` by its name, and vLLM leaves FlashInfer out if there is none
+    (`vllm.utils.flashinfer.has_flashinfer`, 0.32). A service manager does not activate an
+    environment.
+    """
+    places = (environment.get("PATH") or os.defpath).split(os.pathsep)
+    own = str(Path(sys.executable).parent)
+    if own not in places:
+        environment["PATH"] = os.pathsep.join([*places, own])
 
 
 @contextmanager

@@ -232,6 +232,14 @@ def test_a_missing_compiler(machine: Machine, layout: Layout, severity: str) -> 
     assert "g++" in finding.seen
 
 
+def test_a_missing_ninja() -> None:
+    """The engine starts without it, and is slower."""
+    finding = found(replace(CUDA, missing_build_tools=("ninja",)), Layout())["build-tools"]
+    assert finding.severity is Severity.WARNING
+    assert "ninja not found" in finding.seen
+    assert "ninja-build" in finding.remedy
+
+
 def test_the_demo_needs_a_plugin_of_its_own() -> None:
     """VLLM_PLUGINS has to name the demo model too, if that is to be served."""
     assert has_failed(list(check_environment({"VLLM_PLUGINS": "holdfast"}, is_demo=True)))

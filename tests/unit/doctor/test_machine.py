@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.doctor.gpus import GpuFacts
 from holdfast.doctor.machine import read_host_memory, read_machine
-from machines import (
-    GIB,
-)
+from machines import GIB, H100
 
 
 def test_host_memory_is_read_as_vllm_reads_it() -> None:
@@ -43,6 +42,18 @@ def test_the_compiler_is_looked_for_where_the_environment_says(tmp_path: Path) -
     assert not {"cc", "g++"} & set(found_there)
     named = read_machine({"PATH": str(tmp_path), "CXX": "icpx"}, None).missing_build_tools
     assert "icpx" in named
+
+
+def test_ninja_is_looked_for_where_there_is_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer compiles with it, and vLLM serves without FlashInfer where it is missing."""
+    environment = {"PATH": str(tmp_path)}
+    assert "ninja" not in read_machine(environment, None).missing_build_tools
+    monkeypatch.setattr("holdfast.doctor.machine.find_gpus", lambda: GpuFacts((H100,)))
+    assert "ninja" in read_machine(environment, None).missing_build_tools
+    (tmp_path / "ninja").touch(mode=0o755)
+    assert "ninja" not in read_machine(environment, None).missing_build_tools
 
 
 def test_this_machine_is_read(tmp_path: Path) -> None:
