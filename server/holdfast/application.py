@@ -21,7 +21,7 @@ from holdfast.api import openapi
 from holdfast.api.admin import admin_app, admin_route
 from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.auth import KeyCheck, Keys
-from holdfast.api.cross_origin import readable_by_pages
+from holdfast.api.cross_origin import ReadableByPages
 from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.limits import Limits
@@ -284,7 +284,7 @@ class Application:
             root_path=root_path,
         )
         return RequestLog(
-            readable_by_pages(check, listen),
+            ReadableByPages(check, listen),
             quiet_paths=ALWAYS_ANSWERED,
             silent_paths=listen.unlogged_paths,
             is_on=listen.has_access_log and self._settings.logs.requests == "line",

@@ -253,17 +253,13 @@ def test_the_root_path_opens_nothing() -> None:
     assert guarded.codes("/prefix/admin/plain", headers=_bearer(ADMIN)) == [200]
 
 
-def test_only_a_preflight_goes_without_a_key() -> None:
-    """A browser can add none to it; another OPTIONS request reaches routes."""
+def test_a_preflight_goes_no_further_without_a_key() -> None:
+    """The layer before this one answers those of browsers, which cannot add a key."""
     guarded = Guarded(BOTH)
     preflight = {"origin": "http://x", "access-control-request-method": "POST"}
-    for name, value in preflight.items():
-        assert guarded.codes("/v1/whoami", method="OPTIONS", headers={name: value}) == [401]
-    assert guarded.codes("/v1/whoami", method="POST", headers=preflight) == [401]
-    assert guarded.codes("/admin/plain", method="OPTIONS", headers=preflight) == [401]
+    for path in ("/v1/whoami", "/admin/plain"):
+        assert guarded.codes(path, method="OPTIONS", headers=preflight) == [401]
     assert guarded.reached == []
-    guarded.ask("/v1/whoami", method="OPTIONS", headers=preflight)
-    assert guarded.reached == ["/v1/whoami"]
 
 
 def test_the_probe_needs_no_key_of_a_user() -> None:

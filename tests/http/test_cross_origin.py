@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from asgi_server import serving
 from holdfast.api.admission import Admission
 from holdfast.api.auth import KeyCheck, Keys
-from holdfast.api.cross_origin import readable_by_pages
+from holdfast.api.cross_origin import ReadableByPages
 from holdfast.api.gate import Gate
 from holdfast.api.keyring import Keyring
 from holdfast.lifecycle.states import State
@@ -23,15 +23,18 @@ from inner_app import InnerApp, View
 PAGE = "https://chat.example.com"
 ALLOWED = "access-control-allow-origin"
 ONE_PAGE = ListenSettings(allowed_origins=(PAGE,))
+NO_PAGE = ListenSettings()
 EVERY_PAGE = ListenSettings(allowed_origins=("*",))
+WITH_KEYS = Keys(Keyring(("key",)), Keyring(("admin",)))
+WITHOUT_KEYS = Keys(Keyring(()), Keyring(()))
 PREFLIGHT = {
     "access-control-request-method": "POST",
     "access-control-request-headers": "authorization",
 }
 
 
-def _front(state: State, listen: ListenSettings) -> ASGIApp:
-    """Build the layers of a server with keys, before an application that has vLLM's own rule."""
+def _front(state: State, listen: ListenSettings, keys: Keys) -> ASGIApp:
+    """Build the layers of a server, before an application that has vLLM's own rule."""
     vllm = CORSMiddleware(
         InnerApp(),
         allow_origins=listen.allowed_origins,
@@ -41,9 +44,8 @@ def _front(state: State, listen: ListenSettings) -> ASGIApp:
     )
     refusals = Refusals()
     gate = Gate(vllm, Admission(View(state), probe_token="", refusals=refusals))
-    keys = Keys(Keyring(("key",)), Keyring(("admin",)))
     check = KeyCheck(gate, keys, refusals, is_probe=lambda _: False)
-    return readable_by_pages(check, listen)
+    return ReadableByPages(check, listen)
 
 
 def _ask(
@@ -53,9 +55,10 @@ def _ask(
     *,
     state: State = State.STARTING,
     listen: ListenSettings = ONE_PAGE,
+    keys: Keys = WITH_KEYS,
 ) -> httpx.Response:
     async def ask() -> httpx.Response:
-        async with serving(_front(state, listen)) as client:
+        async with serving(_front(state, listen, keys)) as client:
             return await client.request(method, path, headers=headers)
 
     return asyncio.run(ask())
@@ -121,7 +124,16 @@ def test_no_page_may_use_the_routes_of_admins(path: str, more: dict[str, str]) -
     assert ALLOWED not in answer.headers
 
 
-def test_a_server_without_allowed_origins_is_left_as_it_is() -> None:
-    """No request is looked at for the origin of its page."""
-    app = InnerApp()
-    assert readable_by_pages(app, ListenSettings()) is app
+@pytest.mark.parametrize("keys", [WITH_KEYS, WITHOUT_KEYS])
+def test_a_preflight_is_answered_if_no_page_is_allowed(keys: Keys) -> None:
+    """It carries no key, so neither it nor its body may wait at a closed gate."""
+    answer = _ask({"origin": PAGE, **PREFLIGHT}, method="OPTIONS", listen=NO_PAGE, keys=keys)
+    assert (answer.status_code, answer.text) == (400, "Disallowed CORS origin")
+    assert ALLOWED not in answer.headers
+
+
+def test_an_answer_gets_no_header_if_no_page_is_allowed() -> None:
+    """No page may read it."""
+    answer = _ask({"origin": PAGE}, listen=NO_PAGE)
+    assert answer.status_code == 401
+    assert [name for name in answer.headers if name.startswith("access-control-")] == []

@@ -178,8 +178,6 @@ class KeyCheck:
     def _api_refusal(self, scope: Scope, path: str) -> _Refusal | None:
         if self._keys.api.is_empty:
             return _FOREIGN_PAGE if self._is_of_foreign_page(scope) else None
-        if is_preflight(scope):
-            return None
         # The probe does not use a client's key, which may change at any moment. A browser cannot
         # send one with the request for a page, which therefore asks for it.
         if self._is_probe(scope) or self._is_shell(scope):
@@ -245,15 +243,3 @@ def _messages_token(scope: Scope) -> bytes:
 
 def _values(scope: Scope, header: bytes) -> list[bytes]:
     return [bytes(value) for name, value in scope["headers"] if name == header]
-
-
-def is_preflight(scope: Scope) -> bool:
-    """Return whether this is a browser's preflight request, which cannot carry a key.
-
-    CORSMiddleware, ours or vLLM's, answers exactly these itself, before any route. Any other
-    OPTIONS request reaches the routes.
-    """
-    if scope["type"] != "http" or scope["method"] != "OPTIONS":
-        return False
-    names = {name for name, _ in scope["headers"]}
-    return {b"origin", b"access-control-request-method"} <= names

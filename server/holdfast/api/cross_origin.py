@@ -1,6 +1,8 @@
 """Which answers may web pages of other origins read? With `--allowed-origins`, also our own.
 
-vLLM's application has the same rule, but the gate lets in only what the engine is to answer.
+vLLM's application has the same rule, but the gate lets in only what the engine is to answer. A
+preflight request is answered here in any case: it has no key, so it must neither wait at the gate
+nor have its body kept.
 """
 
 from __future__ import annotations
@@ -11,29 +13,24 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.api.auth import is_preflight, needs_admin_key
+from holdfast.api.auth import needs_admin_key
 from holdfast.api.router import route_path
 from holdfast.settings import ListenSettings
-
-
-def readable_by_pages(app: ASGIApp, listen: ListenSettings) -> ASGIApp:
-    """Return `app` with answers that pages of the allowed origins may read, if any is allowed."""
-    return _ReadableByPages(app, listen) if listen.allowed_origins else app
-
 
 READABLE_HEADERS = ("retry-after", "x-should-retry", "x-holdfast-state", "x-request-id")
 """What a page needs to know of a refusal; a browser shows it few other headers."""
 
 
-class _ReadableByPages:
+class ReadableByPages:
     """ASGI layer: answers preflight requests, and adds the headers of CORS to answers.
 
-    Routes for admins are left out: no page may use them.
+    It adds none if no origin is allowed. Routes for admins are left out: no page may use them.
     """
 
     def __init__(self, app: ASGIApp, listen: ListenSettings) -> None:
         self._app = app
         self._root_path = listen.root_path
+        self._allows_pages = bool(listen.allowed_origins)
         self._policy = CORSMiddleware(
             app,
             allow_origins=listen.allowed_origins,
@@ -46,8 +43,10 @@ class _ReadableByPages:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if not self._is_of_page(scope):
             return self._app(scope, receive, send)
-        if is_preflight(scope):
+        if _is_preflight(scope):
             return self._policy(scope, receive, send)
+        if not self._allows_pages:
+            return self._app(scope, receive, send)
         answer = _ReadableAnswer(self._policy, Headers(scope=scope), send)
         return self._app(scope, receive, answer.send)
 
@@ -73,6 +72,13 @@ class _ReadableAnswer:
         if message["type"] != "http.response.start" or _has_passed_policy(message):
             return self._send(message)
         return self._policy.send(message, self._send, self._request_headers)
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Return whether a request with an origin is one that CORSMiddleware answers itself."""
+    return scope["method"] == "OPTIONS" and any(
+        name == b"access-control-request-method" for name, _ in scope["headers"]
+    )
 
 
 def _has_passed_policy(message: Message) -> bool:
