@@ -10,6 +10,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from asgi_server import DEADLINE_SECONDS
+from holdfast.lifecycle.states import State
 from small_server import SmallServer, ask
 
 
@@ -81,3 +82,50 @@ def test_a_call_of_a_websocket_holds_capacity_while_it_runs() -> None:
             return said
 
     assert asyncio.run(scene()) == ["OverloadedError", "done"]
+
+
+def test_a_drain_waits_for_no_websocket_without_a_call() -> None:
+    """It could make none any more, and may stay open for hours."""
+
+    async def scene() -> bool:
+        server = SmallServer()
+        async with server.serving() as client, websocket(client):
+            await server.until_there(admitted=1, waiting=0)
+            return await server.admission.until_idle(DEADLINE_SECONDS)
+
+    assert asyncio.run(scene())
+
+
+def test_a_drain_waits_for_the_call_of_a_websocket() -> None:
+    """It is served to its end, as a request is."""
+
+    async def scene() -> bool:
+        server = SmallServer()
+        async with server.serving() as client, websocket(client) as one:
+            await one.send("")
+            await server.until(lambda: len(server.at_work) == 1)
+            drain = asyncio.create_task(server.admission.until_idle(DEADLINE_SECONDS))
+            await asyncio.sleep(0)
+            is_early = drain.done()
+            server.release()
+            assert await one.recv() == "done"
+            return await drain and not is_early
+
+    assert asyncio.run(scene())
+
+
+def test_a_drain_waits_for_no_websocket_that_was_held() -> None:
+    """Nor for one that was let in only when the engine was back."""
+
+    async def scene() -> bool:
+        server = SmallServer()
+        server.view.move(State.RECOVERING, is_recovering=True)
+        async with server.serving() as client:
+            opening = asyncio.ensure_future(websocket(client))
+            await server.until_there(admitted=0, waiting=1)
+            server.view.move(State.READY)
+            async with await opening:
+                await server.until_there(admitted=1, waiting=0)
+                return await server.admission.until_idle(DEADLINE_SECONDS)
+
+    assert asyncio.run(scene())

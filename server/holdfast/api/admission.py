@@ -96,9 +96,9 @@ class Admission:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any request waits or is in flight."""
+        """Whether any request waits or is in flight; a WebSocket is one only during its calls."""
         queue, rendering = self._queues
-        return bool(queue.admitted or queue.waiting or rendering.admitted or rendering.waiting)
+        return queue.is_busy or rendering.is_busy
 
     def is_open(self, *, is_probe: bool) -> bool:
         """Return whether a request that arrives now may enter."""
@@ -140,8 +140,9 @@ class Admission:
             ticket = Ticket(key, status="refused", refusal="key_concurrency")
         else:
             queue = self._rendering_queue if work == "rendering" else self._queue
-            ticket = queue.join(key, needs_capacity=work in _NEEDS_CAPACITY)
-            self._idle.clear()
+            ticket = queue.join(key, needs_capacity=work in _NEEDS_CAPACITY, work=work)
+            if self.is_busy:
+                self._idle.clear()
         ticket.work, ticket.context = work, context
         self._follow_for(ticket)
         return ticket

@@ -131,6 +131,12 @@ class FairQueue:
         """The number of tickets that wait."""
         self.admitted = 0
         """The number of tickets that were admitted and have not left, with capacity or without."""
+        self._requests = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any request waits or was admitted; a session is idle between its calls."""
+        return self._requests > 0
 
     def count(self, key: str) -> int:
         """Return the number of tickets of a key, waiting or admitted."""
@@ -142,16 +148,16 @@ class FairQueue:
             for queue in queues.values():
                 yield from queue
 
-    def join(self, key: str, *, needs_capacity: bool = True) -> Ticket:
+    def join(self, key: str, *, needs_capacity: bool = True, work: Work = "engine") -> Ticket:
         """Return a ticket that is admitted, waits, or is `overloaded`; it must `leave`."""
-        ticket = Ticket(key, needs_capacity)
+        ticket = Ticket(key, needs_capacity, work)
         if self._queues:
             self.advance()  # there may be more capacity now, and none may overtake waiting tickets
         if self._is_next(ticket):
-            self._count[key] += 1
+            self._remember(ticket)
             self._admit(ticket)
         elif self.waiting < self._max_waiting or self._make_room_for(key):
-            self._count[key] += 1
+            self._remember(ticket)
             self._append(ticket)
         else:
             _refuse(ticket, "overloaded")
@@ -174,7 +180,7 @@ class FairQueue:
             ticket.notify()
         elif ticket.status == "admitted":
             self.admitted -= 1
-            self._forget(ticket.key)
+            self._forget(ticket)
         ticket.status = "gone"
         if ticket.has_capacity:
             self._take_back(ticket)
@@ -273,7 +279,7 @@ class FairQueue:
 
     def _remove(self, ticket: Ticket) -> None:
         self.waiting -= 1
-        self._forget(ticket.key)
+        self._forget(ticket)
         queues = self._queues_of(ticket)
         queue = queues[ticket.key]
         del queue[ticket]
@@ -283,10 +289,15 @@ class FairQueue:
     def _queues_of(self, ticket: Ticket) -> Queues:
         return self._queues if ticket.needs_capacity else self._unqueued
 
-    def _forget(self, key: str) -> None:
-        self._count[key] -= 1
-        if not self._count[key]:
-            del self._count[key]
+    def _remember(self, ticket: Ticket) -> None:
+        self._count[ticket.key] += 1
+        self._requests += ticket.work != "session"
+
+    def _forget(self, ticket: Ticket) -> None:
+        self._count[ticket.key] -= 1
+        if not self._count[ticket.key]:
+            del self._count[ticket.key]
+        self._requests -= ticket.work != "session"
 
     def _make_room_for(self, key: str) -> bool:
         """Refuse the newest ticket of the key with the most, if that leaves it as many as `key`."""
