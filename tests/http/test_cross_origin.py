@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from asgi_server import serving
 from holdfast.api.admission import Admission
 from holdfast.api.auth import KeyCheck, Keys
-from holdfast.api.cross_origin import ReadableByPages
+from holdfast.api.cross_origin import READABLE_HEADERS, ReadableByPages
 from holdfast.api.gate import Gate
 from holdfast.api.keyring import Keyring
 from holdfast.lifecycle.states import State
@@ -22,6 +22,7 @@ from inner_app import InnerApp, View
 
 PAGE = "https://chat.example.com"
 ALLOWED = "access-control-allow-origin"
+EXPOSED = "access-control-expose-headers"
 ONE_PAGE = ListenSettings(allowed_origins=(PAGE,))
 NO_PAGE = ListenSettings()
 EVERY_PAGE = ListenSettings(allowed_origins=("*",))
@@ -70,7 +71,7 @@ def test_a_refusal_can_be_read_by_a_page_that_is_allowed(key: str, status: int) 
     answer = _ask({"origin": PAGE, "authorization": f"Bearer {key}"})
     assert (answer.status_code, answer.headers[ALLOWED]) == (status, PAGE)
     assert answer.headers["vary"] == "Origin"
-    assert "retry-after" in answer.headers["access-control-expose-headers"]
+    assert "retry-after" in answer.headers[EXPOSED]
 
 
 @pytest.mark.parametrize("headers", [{"origin": "https://other.example.com"}, {}])
@@ -91,13 +92,15 @@ def test_a_preflight_is_answered_while_the_gate_is_closed(origin: str, status: i
 @pytest.mark.parametrize("listen", [ONE_PAGE, EVERY_PAGE])
 @pytest.mark.parametrize("origin", [PAGE, "https://other.example.com"])
 def test_an_answer_of_vllm_has_its_headers_once(listen: ListenSettings, origin: str) -> None:
-    """They are those that vLLM gave it."""
+    """They are those that vLLM gave it, and the one that it does not give."""
     headers = {"origin": origin, "authorization": "Bearer key"}
     answer = _ask(headers, state=State.READY, listen=listen)
     assert answer.text == "inner 0"
     expected = {ONE_PAGE: [PAGE] if origin == PAGE else [], EVERY_PAGE: ["*"]}[listen]
     assert answer.headers.get_list(ALLOWED) == expected
     assert answer.headers.get_list("vary") == ["Origin"]
+    readable = answer.headers.get_list(EXPOSED)
+    assert readable == [", ".join(READABLE_HEADERS)] * len(expected)
 
 
 def test_the_flags_of_vllm_hold_for_our_answers() -> None:

@@ -19,6 +19,7 @@ from holdfast.settings import ListenSettings
 
 READABLE_HEADERS = ("retry-after", "x-should-retry", "x-holdfast-state", "x-request-id")
 """What a page needs to know of a refusal; a browser shows it few other headers."""
+_EXPOSED = b"access-control-expose-headers"
 
 
 class ReadableByPages:
@@ -59,7 +60,7 @@ class ReadableByPages:
 
 
 class _ReadableAnswer:
-    """One response, which gets the headers unless vLLM's application has given them."""
+    """One response, which gets the headers that vLLM's application has not given it."""
 
     __slots__ = ("_policy", "_request_headers", "_send")
 
@@ -69,8 +70,10 @@ class _ReadableAnswer:
         self._send = send
 
     def send(self, message: Message) -> Awaitable[None]:
-        if message["type"] != "http.response.start" or _has_passed_policy(message):
+        if message["type"] != "http.response.start":
             return self._send(message)
+        if _has_passed_policy(message):
+            return self._send(_with_readable_headers(message))
         return self._policy.send(message, self._send, self._request_headers)
 
 
@@ -87,3 +90,12 @@ def _has_passed_policy(message: Message) -> bool:
         name == b"access-control-allow-origin" or (name == b"vary" and b"origin" in value)
         for name, value in headers
     )
+
+
+def _with_readable_headers(message: Message) -> Message:
+    """Return an answer of vLLM's, whose policy names no header that a page may read."""
+    headers = message["headers"]
+    names = {name.lower() for name, _ in headers}
+    if b"access-control-allow-origin" not in names or _EXPOSED in names:
+        return message
+    return {**message, "headers": [*headers, (_EXPOSED, ", ".join(READABLE_HEADERS).encode())]}
