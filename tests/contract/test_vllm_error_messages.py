@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from fastapi.exceptions import RequestValidationError
 from vllm.entrypoints.serve.exception_handling import utils
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.exception_handling.handlers.validation import (
+    validation_exception_handler,
+)
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
+from holdfast.api.errors import in_openai_form
 from holdfast.patches.error_messages import MAX_CHARACTERS, bound_error_messages
 from holdfast.patches.patch import original
 
@@ -62,3 +71,21 @@ def test_a_long_message_says_that_it_was_cut() -> None:
     message = create_error_response("word " * MAX_CHARACTERS).error.message
     assert len(message) == MAX_CHARACTERS
     assert message.endswith("(cut)")
+
+
+@pytest.mark.usefixtures("_bounded")
+def test_a_body_that_is_not_json_has_the_message_that_we_know_it_by() -> None:
+    """It becomes a 415 by its words alone."""
+    request: Any = SimpleNamespace(
+        headers={"content-type": "text/plain"},
+        app=SimpleNamespace(state=SimpleNamespace(args=SimpleNamespace(log_error_stack=False))),
+    )
+
+    async def answered() -> tuple[int, bytes]:
+        with pytest.raises(RequestValidationError) as refused:
+            await validate_json_request(request)
+        answer = await validation_exception_handler(request, refused.value)
+        return in_openai_form(answer.status_code, bytes(answer.body))
+
+    status, _ = asyncio.run(answered())
+    assert status == 415

@@ -30,7 +30,7 @@ from asgi_server import DEADLINE_SECONDS, serving
 from counter_values import counter_values
 from holdfast.api.admission import PROBE_HEADER, Admission
 from holdfast.api.body_cost import FREE_BYTES, LOOK_BYTES, PACE_BYTES
-from holdfast.api.errors import SHAPED_BYTES
+from holdfast.api.errors import SHAPED_BYTES, UNSUPPORTED_MEDIA_TYPE
 from holdfast.api.gate import Gate
 from holdfast.api.limits import Limits
 from holdfast.api.router import OwnRoutes
@@ -362,13 +362,21 @@ def test_an_error_in_openais_form_is_left_as_it_is() -> None:
 
 def test_a_wrong_content_type_is_415() -> None:
     """vLLM says so with a status of 400."""
-    said = "['Unsupported Media Type: Only 'application/json' is allowed']"
     limited = Limited()
-    answer = limited.asked(
-        "POST", "/v1/error", json={"body": {"error": {"message": said}}, "status": 400}
-    )
+    said = {"error": {"message": UNSUPPORTED_MEDIA_TYPE}}
+    answer = limited.asked("POST", "/v1/error", json={"body": said, "status": 400})
     assert (answer.status_code, answer.json()["error"]["code"]) == (415, 415)
     assert limited.refused == {"unsupported_media_type": 1}
+
+
+def test_an_error_that_quotes_a_wrong_content_type_is_no_other() -> None:
+    """The words are those of the client."""
+    limited = Limited()
+    message = f"1 validation error:\n  {{'input': {UNSUPPORTED_MEDIA_TYPE!r}}}"
+    quoting = {"error": {"message": message}}
+    answer = limited.asked("POST", "/v1/error", json={"body": quoting, "status": 400})
+    assert (answer.status_code, answer.json()) == (400, quoting)
+    assert limited.refused == {}
 
 
 @pytest.mark.parametrize(("path", "allowed"), [("/v1/echo", "POST"), ("/livez", "GET, HEAD")])

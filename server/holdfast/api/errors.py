@@ -27,8 +27,10 @@ STATE_HEADER = "x-holdfast-state"
 SHOULD_RETRY_HEADER = "x-should-retry"
 CACHED_BODIES = 64
 """The number of cached bodies: under load, many requests are refused with the same words."""
-UNSUPPORTED_MEDIA_TYPE = "Unsupported Media Type"
-"""vLLM's message begins with this, at status 400, if a body is not JSON."""
+UNSUPPORTED_MEDIA_TYPE = (
+    "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+)
+"""vLLM's message, at status 400, if a body is not JSON. Others may quote it from a body."""
 SHAPED_BYTES = 64 * 1024
 """An error with a larger body is passed on unchanged."""
 
@@ -99,7 +101,7 @@ def in_openai_form(status: int, body: bytes) -> tuple[int, bytes]:
     message = error.get("message") if isinstance(error, dict) else None
     if not isinstance(message, str):
         return status, _encoded(status, _message(status, content, body))
-    if status == HTTPStatus.BAD_REQUEST and UNSUPPORTED_MEDIA_TYPE in message:
+    if status == HTTPStatus.BAD_REQUEST and message == UNSUPPORTED_MEDIA_TYPE:
         status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
         return int(status), _encoded(status, "The body must be JSON: send 'application/json'.")
     return status, body
