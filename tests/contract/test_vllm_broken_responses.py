@@ -1,4 +1,4 @@
-"""A response of `/v1/responses` that cannot go on ends with an error that clients understand."""
+"""What cannot go on ends with an error that clients understand: responses, and messages."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.generate.base.serving import GenerateBaseServing
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionStreamResponse
 from vllm.entrypoints.openai.responses import api_router
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from holdfast.patches.broken_responses import tell_broken_responses
+from holdfast.patches.broken_responses import tell_broken_messages, tell_broken_responses
 from holdfast.patches.patch import original
 
 REQUEST = ResponsesRequest(model="m", input="hi", stream=True)
@@ -28,6 +30,7 @@ REPLACED = (
     (OpenAIServingResponses, "_run_background_request"),
     (OpenAIServingResponses, "responses_background_stream_generator"),
     (OpenAIServingResponses, "responses_stream_generator"),
+    (AnthropicServingMessages, "message_stream_converter"),
 )
 WAIT_SECONDS = 10.0
 
@@ -104,8 +107,9 @@ def events_of(error: Exception) -> list[tuple[str, dict[str, Any]]]:
 @pytest.fixture
 def told() -> None:
     """With the patch, applied twice as two engines would."""
-    tell_broken_responses()
-    tell_broken_responses()
+    for _ in range(2):
+        tell_broken_responses()
+        tell_broken_messages()
 
 
 @pytest.fixture
@@ -204,6 +208,50 @@ def test_vllm_breaks_the_connection(error: Exception) -> None:
     """Once it does not, the patch can go."""
     with pytest.raises((ValueError, GracefulHTTPError)):
         events_of(error)
+
+
+def message_events_of(error: Exception) -> list[tuple[str, dict[str, Any]]]:
+    """Return what a client of `/v1/messages` gets of a chat that breaks after its first chunk."""
+    serving = object.__new__(AnthropicServingMessages)
+
+    async def chunks() -> AsyncIterator[str]:
+        begun = ChatCompletionStreamResponse(
+            model="m", choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}]
+        )
+        yield f"data: {begun.model_dump_json(exclude_unset=True)}\n\n"
+        yield f"data: {serving.create_streaming_error_response(error)}\n\n"
+        yield "data: [DONE]\n\n"
+
+    async def scene() -> list[str]:
+        return [event async for event in serving.message_stream_converter(chunks())]
+
+    events = [event.split("\n", 2) for event in asyncio.run(scene())]
+    return [
+        (name.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+        for name, data, _ in events
+    ]
+
+
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize("error", [DIED, REFUSED])
+def test_a_broken_message_ends_with_the_words_of_the_error(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In Anthropic's form, without a traceback for each stream of a lost engine."""
+    (first, _), *rest = message_events_of(error)
+    assert first == "message_start"
+    kind = AnthropicServingMessages.create_error_response(error).error.type
+    expected = {"type": "error", "error": {"type": kind, "message": str(error)}}
+    assert rest == [("error", expected)]
+    assert caplog.records == []
+
+
+@pytest.mark.usefixtures("untold")
+def test_vllm_tells_clients_of_messages_what_it_could_not_read() -> None:
+    """Once 0.32, which does so, is not supported, the patch can go."""
+    *_, (name, event) = message_events_of(DIED)
+    assert name == "error"
+    assert "validation error" in event["error"]["message"]
 
 
 async def until(is_true: Callable[[], bool]) -> None:

@@ -25,7 +25,7 @@ from holdfast.patches import fits, front_end
 from holdfast.patches.adapters import bound_adapter_names
 from holdfast.patches.answer_parsing import bound_answer_parsers
 from holdfast.patches.beam_search import mark_beam_searches
-from holdfast.patches.broken_responses import tell_broken_responses
+from holdfast.patches.broken_responses import tell_broken_messages, tell_broken_responses
 from holdfast.patches.error_messages import bound_error_messages
 from holdfast.patches.harmony import bound_harmony
 from holdfast.patches.log_lines import bound_log_lines
@@ -74,6 +74,7 @@ async def openai_app(
     tasks = await proxy.get_supported_tasks()
     front_end.accept_nulls()
     tell_broken_responses()
+    tell_broken_messages()
     bound_error_messages()
     bound_log_lines()
     bound_invocations()

@@ -342,6 +342,12 @@ PATCHES: tuple[Patch, ...] = (
         "background its readers wait forever",
     ),
     Patch(
+        "patches.broken_responses.tell_broken_messages",
+        "front end",
+        ("vllm.entrypoints.anthropic.serving:AnthropicServingMessages.message_stream_converter",),
+        "a stream of `/v1/messages` that cannot go on ends with what pydantic says of the error",
+    ),
+    Patch(
         "patches.front_end.spare_front_end",
         "front end",
         ("vllm.config.profiler:ProfilerConfig.ignore_frontend",),

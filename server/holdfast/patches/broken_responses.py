@@ -1,20 +1,22 @@
-"""Ends a response of `/v1/responses` that cannot go on with an error, as vLLM ends a chat.
+"""Ends a response or a message that cannot go on with an error, as vLLM ends a chat.
 
-vLLM catches only GenerationError there, and reads the error of a chat as an event of a response,
-which it is not: pydantic raises. So the client sees a cut connection. A response in the background
-stays `queued`, and those that follow its events wait forever (`OpenAIServingResponses`, 0.32,
-0.33). The form of the event is https://platform.openai.com/docs/api-reference/responses-streaming,
-and vLLM's own error is a member of it: OpenAI's client raises for that one.
+In `/v1/responses`, vLLM catches only GenerationError, and reads the error of a chat as an event of
+a response, which it is not: pydantic raises. So the client sees a cut connection. A response in the
+background stays `queued`, and those that follow its events wait forever (`OpenAIServingResponses`,
+0.32, 0.33). The form of the event is
+https://platform.openai.com/docs/api-reference/responses-streaming, and vLLM's own error is a member
+of it: OpenAI's client raises for that one.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.generate.base.serving import GenerateBaseServing
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.exceptions import VLLMError, VLLMValidationError
@@ -24,6 +26,9 @@ from holdfast.patches.patch import original, replace
 _ENDINGS = (VLLMError, ValueError, RuntimeError)
 """What ends a response: our refusals and losses, which are VLLMErrors here, vLLM's own ones, and
 what its parsers raise for an answer that they cannot read."""
+
+_ERROR_CHUNK = 'data: {"error"'
+"""The beginning of a chat's error in its stream; no chunk of an answer begins like this."""
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -51,7 +56,7 @@ class _ErrorEvent:
 
 
 def tell_broken_responses() -> None:
-    """Have each such response say that it has failed; again changes nothing."""
+    """Have each response that cannot go on say that it has failed; again changes nothing."""
     error_of = original(GenerateBaseServing, "_convert_generation_error_to_streaming_response")
     events_of = original(OpenAIServingResponses, "responses_stream_generator")
     run = original(OpenAIServingResponses, "_run_background_request")
@@ -83,6 +88,34 @@ def tell_broken_responses() -> None:
     replace(OpenAIServingResponses, "responses_stream_generator", events_to_the_end)
     replace(OpenAIServingResponses, "_run_background_request", run_to_the_end)
     replace(OpenAIServingResponses, "responses_background_stream_generator", _background_events)
+
+
+def tell_broken_messages() -> None:
+    """Have a stream of `/v1/messages` that cannot go on end with the words of the error.
+
+    vLLM 0.32 reads the error of the chat behind it as a chunk: the client gets pydantic's words,
+    and the log a traceback. 0.33 has an object for it, not text, and sends its words.
+    """
+    events_of = original(AnthropicServingMessages, "message_stream_converter")
+
+    async def events_to_the_end(self: Any, chunks: AsyncGenerator[Any, None]) -> AsyncIterator[str]:
+        error: dict[str, Any] | None = None
+
+        async def until_error() -> AsyncIterator[Any]:
+            nonlocal error
+            async for chunk in chunks:
+                if isinstance(chunk, str) and chunk.startswith(_ERROR_CHUNK):
+                    error = json.loads(chunk.removeprefix("data:"))["error"]
+                    return
+                yield chunk
+
+        async for event in events_of(self, until_error()):
+            yield event
+        if error is not None:
+            said = {"type": error["type"], "message": error["message"]}
+            yield f"event: error\ndata: {json.dumps({'type': 'error', 'error': said})}\n\n"
+
+    replace(AnthropicServingMessages, "message_stream_converter", events_to_the_end)
 
 
 async def _background_events(
