@@ -68,6 +68,7 @@ DRIVEN_ELSEWHERE = {
     "engine.media.public_fetch": "contract/test_vllm_media.py",
     "engine.media.realtime": "contract/test_vllm_realtime.py",
     "engine.node_executor": "engine/test_nodes.py",
+    "engine.node_ranks": "process/test_node_ranks.py",
     "engine.openai_app": "contract/test_vllm_routes.py contract/test_vllm_http_metrics.py",
     "engine.outputs": "contract/test_vllm_outputs.py contract/test_vllm_sequences.py",
     "engine.proxy": "contract/test_vllm_outputs.py contract/test_vllm_context_limit.py",

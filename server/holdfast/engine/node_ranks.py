@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from pathlib import Path
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.nodes import strict_json
 from holdfast.nodes.messages import Start
 from holdfast.processes import exits, imports, tree
-from holdfast.worker.crash_records import NODE_FAILED, record_causes
+from holdfast.worker.crash_records import NODE_FAILED, last_line, record_causes
 from holdfast.worker.lifetime import PARENT_VARIABLE, die_with_parent, leave_group
 
 logger = logging.getLogger("vllm.holdfast")
@@ -29,18 +30,26 @@ def main(arguments: list[str]) -> int:
     returns when a worker has ended, or could not start.
     """
     order_file, directory, baseline = map(Path, arguments)
-    with imports.uncollected():
-        from holdfast.engine.node_executor import run  # noqa: PLC0415 - imports vLLM
     try:
+        with imports.uncollected():
+            from holdfast.engine.node_executor import run  # noqa: PLC0415 - imports vLLM
         order = strict_json.as_record(Start, strict_json.parsed(order_file.read_bytes()))
         run(order, directory, baseline)
     except HoldfastError as error:
-        # The follower passes on what vLLM's logger recorded; see `worker.crash_records`. vLLM
-        # discards the plug-in's handler when it makes a configuration (0.32).
-        record_causes(directory)
-        logger.exception("%s: %s", NODE_FAILED, error.line)
+        _record(directory, error, error.line)
         return error.exit_code
+    except Exception as error:  # noqa: BLE001 - without a record, the head sees a lost node
+        # vLLM may have no log yet, and would shorten it.
+        traceback.print_exception(error)
+        _record(directory, error, last_line(error))
     return ExitCode.ENGINE_START
+
+
+def _record(directory: Path, error: Exception, line: str) -> None:
+    """Leave the error to the follower, which passes it on."""
+    # Now, since vLLM discards the plug-in's handler when it makes a configuration (0.32).
+    record_causes(directory)
+    logger.error("%s: %s", NODE_FAILED, line, exc_info=error)
 
 
 if __name__ == "__main__":
