@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import bar_thoughts
 from holdfast.errors import ExitCode
 from holdfast.nodes import strict_json
 from holdfast.nodes.facts import model_digest
@@ -56,6 +57,14 @@ def cause_of_failure(tmp_path: Path, variables: Mapping[str, str]) -> Cause:
 def test_flags_that_this_node_resolves_otherwise_are_refused(tmp_path: Path) -> None:
     """Before weights are read: the fingerprint is that of another GPU, or of other variables."""
     order = Start(1, 1, 2, "127.0.0.1", 29500, FLAGS, "of another GPU", SPEC)
+    assert refused(tmp_path, order) == OF_ANOTHER_GPU
+
+
+def test_a_reasoning_parser_of_the_operators_own_is_known_on_each_node(tmp_path: Path) -> None:
+    """vLLM looks for it as soon as it makes the configuration, whose fingerprint is compared."""
+    plugin = f"--reasoning-parser-plugin={bar_thoughts.__file__}"
+    flags = (*FLAGS, plugin, f"--reasoning-parser={bar_thoughts.NAME}")
+    order = Start(1, 1, 2, "127.0.0.1", 29500, flags, "of another GPU", SPEC)
     assert refused(tmp_path, order) == OF_ANOTHER_GPU
 
 

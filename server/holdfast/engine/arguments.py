@@ -93,6 +93,7 @@ def parse_ranks(arguments: Sequence[str]) -> argparse.Namespace:
     _choose_start_method()
     with usage_errors():
         namespace: argparse.Namespace = _parser().parse_args(list(arguments))
+        _import_reasoning_parser(namespace)
     namespace.model = _model(namespace, is_demo=namespace.demo)
     if namespace.demo:
         _set_demo_defaults(namespace)
@@ -187,6 +188,11 @@ def _import_parsers(namespace: Any) -> None:
     """
     if namespace.tool_parser_plugin:
         ToolParserManager.import_tool_parser(namespace.tool_parser_plugin)
+    _import_reasoning_parser(namespace)
+
+
+def _import_reasoning_parser(namespace: Any) -> None:
+    """Import the reasoning parser that the operator has written; a configuration needs it."""
     if namespace.reasoning_parser_plugin:
         ReasoningParserManager.import_reasoning_parser(namespace.reasoning_parser_plugin)
 
