@@ -61,7 +61,9 @@ class ConfiguredEngine:
         on_refused: Callable[[NodeRefusalReason], None],
     ) -> AsyncIterator[NodeGenerations]:
         """Have generations run on the followers that join at the port too, while entered."""
-        async with head_node(settings, self.config, port, on_refused=on_refused) as generations:
+        async with head_node(
+            settings, self.config, self.arguments.model, port, on_refused=on_refused
+        ) as generations:
             self.launcher.nodes = generations
             yield generations
 

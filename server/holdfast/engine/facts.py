@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -130,6 +131,30 @@ def fingerprint(config: Any) -> str:
     }
     digest = hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()
     return digest[:24]
+
+
+def common_fingerprint(config: Any) -> str:
+    """Return the fingerprint that this VllmConfig has in common with those of the other nodes.
+
+    Left out is what the head hands out, and vLLM hashes as the node has it: the model, which is a
+    path below the user's home with HF_HUB_OFFLINE=1, and the revision, which is a branch, a commit
+    or nothing.
+    """
+    common = copy.copy(config)
+    common.model_config = _without_place(config.model_config)
+    speculative = config.speculative_config
+    # With n-grams, the draft is the target.
+    if speculative is not None and speculative.draft_model_config is not None:
+        common.speculative_config = copy.copy(speculative)
+        draft = _without_place(speculative.draft_model_config)
+        common.speculative_config.draft_model_config = draft
+    return fingerprint(common)
+
+
+def _without_place(model_config: Any) -> Any:
+    common = copy.copy(model_config)
+    common.model, common.revision = "", None
+    return common
 
 
 def _related_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import platform
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.engine.facts import fingerprint
-from holdfast.engine.identity import commit_of, directory_of
+from holdfast.engine.facts import common_fingerprint
+from holdfast.engine.identity import commit_of, commit_of_snapshot, directory_of
+from holdfast.errors import UsageError
 from holdfast.labels import NodeRefusalReason
 from holdfast.nodes.facts import model_digest, node_facts
 from holdfast.nodes.generations import EngineOverNodes, NodeGenerations, node_generations
@@ -24,25 +25,42 @@ from holdfast.settings import Settings
 from holdfast.settings.yaml_files import with_file, with_two_token_config
 
 
+@dataclass(frozen=True, slots=True)
+class SharedModel:
+    """What all nodes have to load, of a model that they do not make themselves."""
+
+    path: str = ""
+    """The directory or file that has to be equal on all nodes; empty for a model of the Hub."""
+    revision: str = ""
+    """The commit of a model of the Hub, which each node downloads itself."""
+    tokenizer_revision: str = ""
+    """That of its tokenizer; empty if `revision` or the user's own flag is enough."""
+
+
 @asynccontextmanager
 async def head_node(
     settings: Settings,
     config: Any,
+    model: str,
     port: NodePort,
     *,
     on_refused: Callable[[NodeRefusalReason], None],
 ) -> AsyncIterator[NodeGenerations]:
     """Let followers join at the port while entered, for the engine of that VllmConfig.
 
+    `model` is the name or path that the user has given.
+
     Raises:
-        UsageError: the model's files cannot be read.
+        UsageError: the model's files cannot be read, or other nodes cannot load the same.
     """
-    model, revision = await asyncio.to_thread(_shared_model, settings, config)
-    facts = await asyncio.to_thread(node_facts, model)
+    shared = SharedModel()
+    if not settings.is_demo:
+        shared = await asyncio.to_thread(shared_model, config, model)
+    facts = await asyncio.to_thread(node_facts, shared.path)
     head = Head(
         key=port.key,
         name=settings.nodes.name or platform.node(),
-        model=model,
+        model=shared.path,
         facts=facts,
         nodes=settings.node_count,
     )
@@ -50,12 +68,16 @@ async def head_node(
     engine = EngineOverNodes(
         nodes=settings.node_count,
         master_address=port.address,
-        arguments=handed_out(arguments, revision=revision),
-        fingerprint=fingerprint_at(config, revision),
-        revision=revision,
+        arguments=handed_out(
+            arguments,
+            revision=shared.revision,
+            tokenizer_revision=shared.tokenizer_revision,
+        ),
+        fingerprint=common_fingerprint(config),
+        revision=shared.revision,
     )
     async with node_generations(
-        head, engine, port, on_refused=on_refused, find_digest=partial(model_digest, model)
+        head, engine, port, on_refused=on_refused, find_digest=partial(model_digest, shared.path)
     ) as generations:
         yield generations
 
@@ -72,29 +94,53 @@ def run_over_nodes(config: Any, remote: RemoteRanks) -> None:
         config.model_config.revision = remote.revision
 
 
-def fingerprint_at(config: Any, revision: str) -> str:
-    """Return the fingerprint that this VllmConfig has on a node that is told the commit.
+def shared_model(config: Any, model: str) -> SharedModel:
+    """Return what other nodes have to load, for the name or path that the user has given.
 
-    vLLM hashes the revision as it was given, so the head's own fingerprint, which names the files
-    that it has learned, has the branch in it, or nothing. Without a commit, both are the same.
+    Raises:
+        UsageError: they cannot load the same.
     """
+    revision = _commit(config, model)
     if not revision:
-        return fingerprint(config)
-    pinned = copy.copy(config)
-    pinned.model_config = copy.copy(config.model_config)
-    pinned.model_config.revision = revision
-    return fingerprint(pinned)
+        path = str(config.model_config.model)
+        return SharedModel(path=path if Path(path).exists() else "")
+    _refuse_another_configuration(config.model_config, model)
+    return SharedModel(
+        revision=revision, tokenizer_revision=_tokenizer_revision(config.model_config)
+    )
 
 
-def _shared_model(settings: Settings, config: Any) -> tuple[str, str]:
-    """Return the directory that has to be equal on all nodes, and the commit if it is the Hub's.
+def _commit(config: Any, model: str) -> str:
+    """Return the commit of a model of the Hub; empty for any other."""
+    found = config.model_config.model
+    # With HF_HUB_OFFLINE=1, vLLM has put the path of the snapshot in place of the name (0.32).
+    if found != model and (commit := commit_of_snapshot(found)):
+        return commit
+    download_directory = config.load_config.download_dir
+    return commit_of(found, directory_of(found, config.model_config.revision, download_directory))
 
-    Each node makes the demo model itself, and downloads a model of the Hub itself, at that commit.
+
+def _tokenizer_revision(model_config: Any) -> str:
+    """Return the revision of a tokenizer in another repository, where the model's is unknown.
+
+    vLLM's `--revision` is that of both, unless `--tokenizer-revision` is given (0.32).
     """
-    if settings.is_demo:
-        return "", ""
-    name, revision = config.model_config.model, config.model_config.revision
-    directory = directory_of(name, revision, config.load_config.download_dir)
-    if commit := commit_of(name, directory):
-        return "", commit
-    return (str(name), "") if Path(name).exists() else ("", "")
+    tokenizer, revision = model_config.tokenizer, model_config.tokenizer_revision
+    if commit := commit_of_snapshot(tokenizer):
+        return commit
+    if tokenizer == model_config.model or Path(tokenizer).exists():
+        return ""
+    return str(getattr(revision, "resolved", revision) or "main")
+
+
+def _refuse_another_configuration(model_config: Any, model: str) -> None:
+    """Refuse a configuration from another repository: `--revision` is that of both (vLLM 0.32)."""
+    place = model_config.hf_config_path
+    if not place or place in (model, model_config.model) or Path(place).exists():
+        return
+    raise UsageError(
+        f"--hf-config-path {place}: other nodes would look in that repository for the commit of "
+        f"{model}.",
+        remedy="download the configuration into a directory that is at the same path on every "
+        "node, and give its path.",
+    )

@@ -34,6 +34,7 @@ _SUFFIXES = {
 }
 _CONFIGURATIONS = ("config.json", "params.json", "adapter_config.json")
 """One of these is in every model of the Hub; the second is Mistral's, the last one an adapter's."""
+_SNAPSHOT = re.compile(r"/models--[^/]+/snapshots/([0-9a-f]{40})$")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_FILE_BYTES = 64 * 1024 * 1024
 _MAX_TOTAL_BYTES = 256 * 1024 * 1024
@@ -161,6 +162,12 @@ def directory_of(model: str, revision: str | None, download_directory: str | Non
 def commit_of(model: str, directory: Path | None) -> str:
     """Return the commit of a model in the Hub's cache; empty for a path, or if there is none."""
     return "" if directory is None or Path(model).exists() else directory.name
+
+
+def commit_of_snapshot(path: str) -> str:
+    """Return the commit of the directory that the Hub's cache has for it; empty for any other."""
+    found = _SNAPSHOT.search(path)
+    return found[1] if found else ""
 
 
 def _snapshots(model: str, revision: str | None, download_directory: str | None) -> Iterator[Path]:

@@ -13,7 +13,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from holdfast.engine import arguments as vllm_arguments
 from holdfast.engine import startup
 from holdfast.engine.device_memory import wait_for_last_engine
-from holdfast.engine.facts import fingerprint
+from holdfast.engine.facts import common_fingerprint
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.errors import EngineStartError, UsageError
 from holdfast.nodes import addresses
@@ -83,7 +83,7 @@ def _require_equal(order: Start, config: Any) -> None:
     Raises:
         UsageError: it differs.
     """
-    if fingerprint(config) != order.fingerprint:
+    if common_fingerprint(config) != order.fingerprint:
         raise UsageError(
             "this node resolves the flags differently from the head",
             remedy="use the same GPUs on every node, and set the same VLLM_* variables.",

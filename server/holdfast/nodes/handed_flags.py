@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from holdfast.settings import flags
 
@@ -26,16 +27,19 @@ _WITH_VALUES = frozenset({"--api-key"})
 """Each takes all words up to the next flag."""
 
 
-def handed_out(arguments: Sequence[str], *, revision: str = "") -> tuple[str, ...]:
+def handed_out(
+    arguments: Sequence[str], *, revision: str = "", tokenizer_revision: str = ""
+) -> tuple[str, ...]:
     """Return the flags for the ranks on other nodes; `--demo` is one of them.
 
     `arguments` are those of `serve` with the `--config` file read and the names of flags
     normalised. `revision` is the commit of a model from the Hub, in place of the branch that a user
-    may have named: a node would take the newest commit that it finds there.
+    may have named: a node would take the newest commit that it finds there. `tokenizer_revision` is
+    that of a tokenizer from elsewhere.
     """
-    if not revision:
-        return tuple(_kept(arguments, frozenset()))
-    return (*_kept(arguments, frozenset({"--revision"})), "--revision", revision)
+    pinned = {"--revision": revision, "--tokenizer-revision": tokenizer_revision}
+    replaced = {flag: commit for flag, commit in pinned.items() if commit}
+    return (*_kept(arguments, frozenset(replaced)), *chain.from_iterable(replaced.items()))
 
 
 def _kept(arguments: Sequence[str], replaced: frozenset[str]) -> Iterator[str]:

@@ -52,3 +52,18 @@ def test_a_branch_becomes_the_commit_that_the_head_has(given: list[str]) -> None
     """It may have moved since the head downloaded it."""
     assert handed_out(given, revision="c0ffee") == ("m", "--revision", "c0ffee")
     assert handed_out(given) == tuple(given)
+
+
+@pytest.mark.parametrize(
+    "given", [["m"], ["m", "--tokenizer-revision", "v1"], ["m", "--tokenizer-revision=v1"]]
+)
+def test_a_tokenizer_of_another_repository_gets_its_own_commit(given: list[str]) -> None:
+    """vLLM would look there for the commit of the model."""
+    flags = ("--revision", "c0ffee", "--tokenizer-revision", "decaf")
+    assert handed_out(given, revision="c0ffee", tokenizer_revision="decaf") == ("m", *flags)
+
+
+def test_a_tokenizer_revision_stays_without_another_one() -> None:
+    """It may be that of the model's own repository."""
+    given = ("m", "--tokenizer-revision", "v1")
+    assert handed_out(given, revision="c0ffee") == (*given, "--revision", "c0ffee")
