@@ -9,7 +9,6 @@ import json
 import os
 import resource
 import signal
-import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
@@ -30,7 +29,6 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.structured_output import StructuredOutputManager, backend_xgrammar
-from vllm.v1.structured_output.utils import compile_regex_with_timeout
 
 import scripted_compiler
 from holdfast.demo.files import ensure_demo_model
@@ -93,13 +91,6 @@ def _server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(forkserver, "PRELOADED", ())
     with tree.owned(tmp_path, {}):
         yield
-
-
-def test_a_regex_has_the_time_of_any_other_grammar(compiler: Compiler) -> None:
-    """vLLM would give it up by the clock, and leave its thread to the next grammar."""
-    assert compiler({"regex": "[a-z]+"})["backend"] == "xgrammar"
-    ran_in = compile_regex_with_timeout(lambda _: threading.get_ident(), "[a-z]+")
-    assert ran_in == threading.get_ident()
 
 
 def ended(compiler: Compiler, grammar: dict[str, Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,7 +29,7 @@ def just_forked() -> Any:
 
 
 def obey(grammar: Mapping[str, Any]) -> dict[str, Any]:
-    """Do as the grammar says: crash, sleep, spin, work, grow (by so many MiB), change or refuse."""
+    """Do as the grammar says: crash, sleep, spin, work, grow (by so many MiB) or refuse."""
     what, _, argument = str(grammar.get("regex", "")).partition(" ")
     match what:
         case "crash":
@@ -45,12 +46,18 @@ def obey(grammar: Mapping[str, Any]) -> dict[str, Any]:
         case "grow":
             mebibytes = int(argument or sys.maxsize)
             LEFT.extend(b"x" * (1 << 20) for _ in range(mebibytes))
-        case "refuse":
-            return {"error": argument}
+        case "refuse" | "abandon":
+            return {"error": argument if what == "refuse" else _abandoned(float(argument))}
         case "environment" | "policy" | "files" | "timer":
             return {"backend": _told(what, argument), "was_auto": False, "changed": {}}
     changed = {"grammar": "x" * int(argument)} if what == "change" else {}
     return {"backend": str(os.getpid()), "was_auto": True, "changed": changed}
+
+
+def _abandoned(seconds: float) -> str:
+    """Leave a thread behind; return the pid."""
+    threading.Thread(target=time.sleep, args=(seconds,), daemon=True).start()
+    return str(os.getpid())
 
 
 def _told(what: str, argument: str) -> str:

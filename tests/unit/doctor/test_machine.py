@@ -49,6 +49,8 @@ def test_ninja_is_looked_for_where_there_is_a_gpu(
 ) -> None:
     """FlashInfer compiles with it, and vLLM serves without FlashInfer where it is missing."""
     environment = {"PATH": str(tmp_path)}
+    monkeypatch.setattr("holdfast.doctor.machine.installed_version", lambda *_: "0.32.0")
+    monkeypatch.setattr("holdfast.doctor.machine.find_gpus", GpuFacts)
     assert "ninja" not in read_machine(environment, None).missing_build_tools
     monkeypatch.setattr("holdfast.doctor.machine.find_gpus", lambda: GpuFacts((H100,)))
     assert "ninja" in read_machine(environment, None).missing_build_tools

@@ -278,20 +278,24 @@ class GrammarChecker:
             return None
         until_seconds = result.until_seconds
         if until_seconds is not None and asyncio.get_running_loop().time() > until_seconds:
-            del self._results[digest]
-            self._remembered_bytes -= _bytes_of(result)
+            self._forget(digest)
             return None
         self._results.move_to_end(digest)
         return result
 
     def _remember(self, digest: bytes, result: TrialResult) -> None:
-        if (before := self._results.pop(digest, None)) is not None:
-            self._remembered_bytes -= _bytes_of(before)
+        self._forget(digest)
         self._results[digest] = result
         self._remembered_bytes += _bytes_of(result)
-        while len(self._results) > MAX_RESULTS or self._remembered_bytes > MAX_REMEMBERED_BYTES:
-            _, oldest = self._results.popitem(last=False)
-            self._remembered_bytes -= _bytes_of(oldest)
+        while len(self._results) > MAX_RESULTS:
+            self._forget(next(iter(self._results)))
+        while self._remembered_bytes > MAX_REMEMBERED_BYTES:
+            # The others stay: to forget them frees nothing.
+            self._forget(next(one for one, found in self._results.items() if found.changed))
+
+    def _forget(self, digest: bytes) -> None:
+        if (result := self._results.pop(digest, None)) is not None:
+            self._remembered_bytes -= _bytes_of(result)
 
 
 def _bytes_of(result: TrialResult) -> int:

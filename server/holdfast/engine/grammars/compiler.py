@@ -38,7 +38,6 @@ TRIAL_SECONDS = 0.2
 """CPU time after which no other token is tried: a usual schema needs a tenth."""
 _MAX_MESSAGE_CHARACTERS = 1000
 _CACHE_VARIABLE = "VLLM_XGRAMMAR_CACHE_MB"
-_REGEX_VARIABLE = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
 _ERRORS = (
     VLLMError,
     ArithmeticError,
@@ -66,9 +65,6 @@ class Compiler:
 
     def __init__(self, config: Any) -> None:
         os.environ[_CACHE_VARIABLE] = "1"  # the front end remembers results
-        # vLLM gives a regex up by the clock, which blames the regex for a busy machine, and leaves
-        # its thread to the next grammar of the worker. The kernel's deadline bounds it here.
-        os.environ[_REGEX_VARIABLE] = "0"
         load_general_plugins()  # as EngineCore does: they may bring tokenizers
         self._config = config
         self._model = config.model_config
