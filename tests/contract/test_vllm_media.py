@@ -9,16 +9,22 @@ import http.server
 import ipaddress
 import re
 import socket
+import struct
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cv2
+import numpy as np
 import psutil
 import pytest
 import vllm
@@ -34,13 +40,16 @@ from vllm.exceptions import (
 )
 from vllm.multimodal import image as vllm_image
 from vllm.multimodal import media as vllm_media
+from vllm.multimodal import video_decoders
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
 from vllm.multimodal.media.image import ImageMediaIO
+from vllm.multimodal.video import VIDEO_LOADER_REGISTRY, VideoLoader
 
 from holdfast.engine.media import budgets
 from holdfast.engine.media.budgets import budgets_of_request
 from holdfast.engine.media.limits import REDIRECTS_VARIABLE, guard_media
 from holdfast.engine.media.public_fetch import FetchError, is_public, public_socket
+from holdfast.patches.patch import is_replaced
 from holdfast.request_context import REQUEST, RequestContext
 from scripted_capacity import ScriptedCapacity
 
@@ -123,6 +132,9 @@ def _guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(vllm_image, "ALLOWED_IMAGE_FORMATS", vllm_image.ALLOWED_IMAGE_FORMATS)
     for module in (vllm_media.audio, speech_to_text):
         monkeypatch.setattr(module, "load_audio", module.load_audio)
+    for module in (video_decoders.base, video_decoders.opencv):
+        name = "check_frame_pixel_limit"
+        monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.delenv(REDIRECTS_VARIABLE, raising=False)
     monkeypatch.setenv("VLLM_MEDIA_FETCH_MAX_RETRIES", "1")
     guard_media(None)
@@ -367,6 +379,163 @@ def test_the_frames_of_a_clip_count_too(monkeypatch: pytest.MonkeyPatch) -> None
         )
 
 
+CLIP_WIDTH, CLIP_HEIGHT = 64, 48
+LOADERS = sorted(
+    name
+    for name in VIDEO_LOADER_REGISTRY.name2class
+    if not VIDEO_LOADER_REGISTRY.backend_requires_gpu(name)
+)
+
+
+def clip(frames: int, frames_a_second: int = 8) -> bytes:
+    """An AVI of as many frames."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "clip.avi")
+        codec, size = cv2.VideoWriter.fourcc(*"MJPG"), (CLIP_WIDTH, CLIP_HEIGHT)
+        writer = cv2.VideoWriter(str(file), codec, frames_a_second, size)
+        for _ in range(frames):
+            writer.write(np.zeros((CLIP_HEIGHT, CLIP_WIDTH, 3), np.uint8))
+        writer.release()
+        return file.read_bytes()
+
+
+def with_header(content: bytes, seconds_a_frame: int, frames: int) -> bytes:
+    """The same AVI, whose header says this of it."""
+    stream = content.index(b"strh") + len("strh") + 4
+    written = bytearray(content)
+    struct.pack_into("<2I", written, stream + 20, seconds_a_frame, 1)
+    struct.pack_into("<I", written, stream + 32, frames)
+    return bytes(written)
+
+
+def frames_of(content: bytes, asked: dict[str, Any]) -> Any:
+    """What is decoded of a clip for a request of its own, as its `media_io_kwargs` ask."""
+
+    async def fetch() -> Any:
+        REQUEST.set(RequestContext())
+        of_one = MEDIA_CONNECTOR_REGISTRY.load(
+            envs.VLLM_MEDIA_CONNECTOR, media_io_kwargs={"video": asked}, allowed_media_domains=[]
+        )
+        return await of_one.fetch_video_async(as_data(content, "video/avi"))
+
+    return asyncio.run(fetch())[0]
+
+
+def allow_frames(monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
+    """Let a request hold as many frames of a clip."""
+    pixels = frames * CLIP_WIDTH * CLIP_HEIGHT // budgets.FRAMES_OF_PIXELS
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", str(pixels))
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_no_loader_decodes_more_frames_than_a_request_may_hold(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some choose by `fps` and not by `num_frames`."""
+    loader: Any = VIDEO_LOADER_REGISTRY.name2class[name]
+    decoded = []
+
+    class Watched(loader):  # type: ignore[misc]  # vLLM is Any to us
+        @classmethod
+        def read_frames(cls, capture: Any, chosen: list[int], *args: Any, **options: Any) -> Any:
+            decoded.append(len(chosen))
+            return super().read_frames(capture, chosen, *args, **options)
+
+    monkeypatch.setitem(VIDEO_LOADER_REGISTRY.name2class, name, Watched)
+    content, asked = clip(40), {"video_backend": name, "num_frames": 20, "fps": 8}
+    held = len(frames_of(content, asked))  # one loader repeats the last of an odd number
+    wanted = decoded.pop()
+    allow_frames(monkeypatch, wanted - 1)
+    with pytest.raises(VLLMValidationError, match="pixels"):
+        frames_of(content, asked)
+    assert decoded == []
+    allow_frames(monkeypatch, held)
+    assert len(frames_of(content, asked)) == held
+
+
+def test_only_the_frames_of_a_clip_that_are_decoded_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute for Qwen3-VL is 120 frames, whatever the container has."""
+    allow_frames(monkeypatch, 120)
+    assert len(frames_of(clip(1800, 30), {"video_backend": "qwen3_vl", "fps": 2})) == 120
+
+
+def test_the_frames_of_a_loader_that_vllm_does_not_know_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once they are decoded, for lack of a way to ask it before."""
+
+    class Own(VideoLoader):  # type: ignore[misc]  # vLLM is Any to us
+        @classmethod
+        def load_bytes(cls, data: bytes, **_options: Any) -> Any:
+            return np.zeros((len(data), CLIP_HEIGHT, CLIP_WIDTH, 3), np.uint8), {}
+
+    monkeypatch.setitem(VIDEO_LOADER_REGISTRY.name2class, "own", Own)
+    allow_frames(monkeypatch, 16)
+    assert len(frames_of(b"GIF8" * 4, {"video_backend": "own"})) == 16
+    with pytest.raises(VLLMValidationError, match="pixels"):
+        frames_of(b"GIF8" * 5, {"video_backend": "own"})
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"video_backend": "openpangu", "fps": -1, "num_frames": 1e13},
+        {"video_backend": "openpangu", "fps": -1, "num_frames": 10**13},
+        {"video_backend": "glm5next", "fps": 1e9, "max_frames": 10**13},
+        {"video_backend": "opencv_dynamic", "fps": 10**13},
+        {"video_backend": "opencv_dynamic", "fps": 10**400},
+        {"video_backend": "opencv_dynamic", "fps": float("nan")},
+        {"video_backend": "qwen3_vl", "fps": float("inf")},
+        {
+            "video_backend": "molmo2",
+            "frame_sample_mode": "fps",
+            "sampling_fps": 16,
+            "num_frames": 10**13,
+        },
+        {
+            "video_backend": "molmo2",
+            "frame_sample_mode": "uniform_last_frame",
+            "max_fps": 10**13,
+            "num_frames": 10**15,
+        },
+    ],
+)
+def test_no_loader_chooses_frames_without_end(asked: dict[str, Any]) -> None:
+    """It would list them before it looks how many the clip has."""
+    with pytest.raises(VLLMClientError):
+        frames_of(clip(16, 16), asked)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"num_frames": -1},
+        {"video_backend": "embedding_gemma2", "fps": 60, "overflow_strategy": None},
+    ],
+)
+@pytest.mark.parametrize("frames", [40, 2**31 - 1])
+def test_a_header_does_not_keep_a_loader_choosing(asked: dict[str, Any], frames: int) -> None:
+    """Its frames last for years, which also keeps vLLM from correcting their number."""
+    content = with_header(clip(40), seconds_a_frame=10**8, frames=frames)
+    with pytest.raises(VLLMValidationError, match="frames"):
+        frames_of(content, asked)
+
+
+def test_a_clip_whose_header_has_no_number_of_frames_is_served() -> None:
+    """As many as vLLM finds are decoded: 0.32 takes the first one."""
+    assert len(frames_of(with_header(clip(40), seconds_a_frame=1, frames=0), {})) >= 1
+
+
+def test_a_decoder_that_is_imported_later_tells_the_size_of_its_frames(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client may name it, and it may take another stream of the container than OpenCV."""
+    name = f"{video_decoders.__name__}.torchcodec"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(video_decoders, "torchcodec", None, raising=False)
+    assert is_replaced(import_module(name), "check_frame_pixel_limit")
+
+
 def test_the_frames_of_a_clip_count_as_long_as_it_is_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -468,9 +637,6 @@ def test_a_video_of_large_frames_is_refused_before_it_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what its header says."""
-    import cv2
-    import numpy as np
-
     file = tmp_path / "clip.avi"
     codec = cv2.VideoWriter.fourcc(*"MJPG")
     writer = cv2.VideoWriter(str(file), codec, 8, (160, 120))

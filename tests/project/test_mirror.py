@@ -63,6 +63,7 @@ DRIVEN_ELSEWHERE = {
     "engine.loras": "unit/engine/test_async_engine.py",
     "engine.maintenance": "unit/engine/test_async_engine.py",
     "engine.media.budgets": "contract/test_vllm_media.py",
+    "engine.media.clips": "contract/test_vllm_media.py",
     "engine.media.formats": "contract/test_vllm_media.py",
     "engine.media.limits": "contract/test_vllm_media.py",
     "engine.media.public_fetch": "contract/test_vllm_media.py",

@@ -283,6 +283,24 @@ PATCHES: tuple[Patch, ...] = (
         seen_in="vLLM 0.32, 0.33 with OpenCV 5.0",
     ),
     Patch(
+        "engine.media.clips.learn_frame_sizes",
+        "front end",
+        (
+            "vllm.multimodal.video_decoders.base:check_frame_pixel_limit",
+            "vllm.multimodal.video_decoders.opencv:check_frame_pixel_limit",
+        ),
+        "a decoder tells nobody how large the frames are before it has decoded all of them",
+    ),
+    Patch(
+        "engine.media.clips.counting_loader",
+        "front end",
+        (
+            "vllm.multimodal.media.video:VideoMediaIO.video_loader",
+            "vllm.multimodal.video:VideoLoader.compute_frames_index_to_sample",
+        ),
+        "a clip of 10 KB has a loader decode gigabytes, or list frames until the memory is full",
+    ),
+    Patch(
         "engine.media.realtime.bound_realtime_audio",
         "front end",
         (f"{_REALTIME}.__init__", f"{_REALTIME}.cleanup"),

@@ -11,6 +11,7 @@ exist.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import struct
 import weakref
@@ -40,10 +41,10 @@ from vllm.multimodal.image import open_image
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 from vllm.multimodal.media.image import ImageMediaIO
 from vllm.multimodal.media.video import VideoMediaIO
-from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 from yarl import URL
 
 from holdfast.engine.media.budgets import Budget, budgets_of_request, pixels_a_request
+from holdfast.engine.media.clips import counting_loader, learn_frame_sizes
 from holdfast.engine.media.formats import (
     IMAGE_FORMATS,
     check_audio,
@@ -81,8 +82,6 @@ _DECODING_FAILURES = (
 )
 """What decoders also raise for damaged content and for values of a wrong type."""
 _CAUSE_CHARACTERS = 200
-_WIDTH_HEIGHT_FRAMES = (3, 4, 7)
-"""OpenCV's `CAP_PROP_FRAME_WIDTH` and so on; OpenCV may be missing."""
 _DEFAULT_CONNECTOR = "http"
 """The connector that vLLM uses unless VLLM_MEDIA_CONNECTOR names another."""
 
@@ -108,6 +107,7 @@ def guard_media(allowed_domains: Sequence[str] | None) -> None:
     mistral_image.download_image = download_image  # type: ignore[attr-defined]  # it imports it too
     check_audio()
     read_clips_safely()
+    learn_frame_sizes()
 
 
 class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to us
@@ -187,7 +187,7 @@ class _Pixels:
     def __init__(self, of_one: Budget, of_all: Budget) -> None:
         self._of_one = of_one
         self._of_all = of_all
-        self._held = 0
+        self.held = 0
 
     def take(self, pixels: int) -> None:
         """Count pixels for this request, and for all requests.
@@ -206,13 +206,13 @@ class _Pixels:
                 "The server is decoding too many large images. Please try again later.",
                 HTTPStatus.SERVICE_UNAVAILABLE,
             )
-        self._held += pixels
+        self.held += pixels
 
     def give_back(self) -> None:
         """Give back all that were taken."""
-        self._of_one.give_back(self._held)
-        self._of_all.give_back(self._held)
-        self._held = 0
+        self._of_one.give_back(self.held)
+        self._of_all.give_back(self.held)
+        self.held = 0
 
 
 class BoundedMediaIO:
@@ -250,13 +250,18 @@ class BoundedMediaIO:
         return self._media_io.load_file(filepath)
 
     def _counted(self, data: bytes) -> Any:
-        pixels = pixels_of(self._media_io, data)
-        self._pixels.take(pixels)
+        held = self._pixels.held
+
+        def count(pixels: int) -> None:
+            self._pixels.take(max(0, held + pixels - self._pixels.held))
+
+        if isinstance(self._media_io, VideoMediaIO):
+            self._media_io.video_loader = counting_loader(self._media_io.video_loader, count)
+        elif isinstance(self._media_io, ImageMediaIO):
+            count(_pixels_by_header(data))
         loaded = self._media_io.load_bytes(data)
-        media = getattr(loaded, "media", None)
-        if isinstance(media, Image.Image) and (more := media.width * media.height - pixels) > 0:
-            # The header of a file need not tell the truth.
-            self._pixels.take(more)
+        # A header need not tell the truth, and a loader may be one of the operator's own.
+        count(_decoded_pixels(getattr(loaded, "media", None)))
         return loaded
 
     def _holding(self, load: Callable[[], Any]) -> Any:
@@ -277,20 +282,20 @@ class BoundedMediaIO:
         return loaded
 
 
-def pixels_of(media_io: Any, data: bytes) -> int:
-    """Return how many pixels it would decode, by the file's header; 0 if that is damaged."""
-    if isinstance(media_io, ImageMediaIO):
-        with suppress(OSError, ValueError), open_image(BytesIO(data)) as image:
-            return int(image.width * image.height)
-    if isinstance(media_io, VideoMediaIO):
-        with suppress(OSError, ValueError, ImportError):
-            capture = OpenCVVideoBackendMixin.open_video_capture(data)
-            # Not released explicitly: OpenCV 5.0 then drops `data` without the interpreter's lock,
-            # which is a SIGSEGV.
-            width, height, frames = (int(capture.get(one)) for one in _WIDTH_HEIGHT_FRAMES)
-            kept = media_io.num_frames
-            return max(0, width * height * (min(frames, kept) if kept > 0 else frames))
+def _pixels_by_header(image: bytes) -> int:
+    """Return how many pixels an image has, by its header; 0 if that is damaged."""
+    with suppress(OSError, ValueError), open_image(BytesIO(image)) as opened:
+        return int(opened.width * opened.height)
     return 0
+
+
+def _decoded_pixels(media: Any) -> int:
+    """Return how many pixels an image or a clip has; 0 for other media."""
+    if isinstance(media, Image.Image):
+        return media.width * media.height
+    shape = getattr(media[0], "shape", ()) if isinstance(media, tuple) else ()
+    is_clip = len(shape) == len(("frames", "height", "width", "channels"))
+    return math.prod(shape[:-1]) if is_clip else 0
 
 
 @contextmanager
