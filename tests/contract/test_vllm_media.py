@@ -43,6 +43,7 @@ from vllm.multimodal import media as vllm_media
 from vllm.multimodal import video_decoders
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
 from vllm.multimodal.media.image import ImageMediaIO
+from vllm.multimodal.media.video import VideoMediaIO
 from vllm.multimodal.video import VIDEO_LOADER_REGISTRY, VideoLoader
 
 from holdfast.engine.media import budgets
@@ -451,6 +452,21 @@ def test_no_loader_decodes_more_frames_than_a_request_may_hold(
     assert decoded == []
     allow_frames(monkeypatch, held)
     assert len(frames_of(content, asked)) == held
+
+
+def test_clips_that_share_their_decoder_are_counted_apart() -> None:
+    """vLLM's `/v1/systemone` has one for all clips of a request: nothing of a clip stays in it."""
+    shared = VideoMediaIO(ImageMediaIO(), num_frames=4)
+    before = shared.video_loader, shared.image_io
+
+    async def fetch() -> Any:
+        REQUEST.set(RequestContext())
+        of_all = MEDIA_CONNECTOR_REGISTRY.load(envs.VLLM_MEDIA_CONNECTOR, allowed_media_domains=[])
+        data = as_data(clip(8), "video/avi")
+        return await asyncio.gather(*(of_all.load_from_url_async(data, shared) for _ in range(2)))
+
+    assert len(asyncio.run(fetch())) == 2
+    assert (shared.video_loader, shared.image_io) == before
 
 
 def test_only_the_frames_of_a_clip_that_are_decoded_count(monkeypatch: pytest.MonkeyPatch) -> None:

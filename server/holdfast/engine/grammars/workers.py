@@ -52,6 +52,7 @@ _CHUNK_BYTES = 1 << 16
 _NICENESS = 5
 _PAUSE_SECONDS = 0.02
 _LEAST_TIMER_SECONDS = 0.001
+_ENDING_SECONDS = 0.05
 
 
 def serve(
@@ -127,9 +128,8 @@ def _work(compile_grammar: Compile, control: socket.socket) -> int:
             with suppress(OSError):  # the front end no longer waits for it
                 asked.sendall(json.dumps(answer).encode())
         has_grown = private_bytes() > before_bytes + _RENEW_ABOVE_BYTES
-        # vLLM leaves the thread of a regex that it gave up (`compile_regex_with_timeout`, 0.32).
-        has_left_thread = "error" in answer and threading.active_count() > 1
-        if is_slow or has_grown or has_left_thread or answer.get("error") == OUT_OF_MEMORY:
+        is_spoilt = has_grown or _has_left_thread() or answer.get("error") == OUT_OF_MEMORY
+        if is_slow or is_spoilt:
             break
     return _RENEWED
 
@@ -158,6 +158,17 @@ def _cpu_bounded(seconds: float) -> Iterator[None]:
         timer.cancel()
         timer.join()
         signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _has_left_thread() -> bool:
+    """Whether another thread is at work, as that of a regex that vLLM gave up.
+
+    An idle one of a pool ends in a moment (`compile_regex_with_timeout`, 0.32).
+    """
+    others = [one for one in threading.enumerate() if one is not threading.current_thread()]
+    for one in others:
+        one.join(_ENDING_SECONDS)
+    return any(one.is_alive() for one in others)
 
 
 def _run_only_on_idle_cores() -> None:

@@ -1,11 +1,12 @@
 """Counts the frames of a clip that vLLM's loader chooses, before they are decoded.
 
-vLLM has a loader for each family of models, and a client may name another one. Most choose frames
-by `fps` and the length of the clip, whatever `num_frames` is.
+vLLM has a loader for each family of models, and a client may name another one. Many choose frames
+by a rate and the length of the clip, whatever `num_frames` is.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -51,7 +52,9 @@ def counting_loader(loader: Any, count: Callable[[int], None]) -> Any:
             count(len(chosen) * _FRAME_PIXELS.get())
             return chosen
 
-    return CountingLoader()
+    counting = copy.copy(loader)  # one of the operator's own may have a state
+    counting.__class__ = CountingLoader
+    return counting
 
 
 def _check_numbers(source: Any, target: Any, options: Mapping[str, Any]) -> None:
@@ -65,5 +68,6 @@ def _check_numbers(source: Any, target: Any, options: Mapping[str, Any]) -> None
     numbers += [source.duration * one for one in rates if isinstance(one, int | float)]
     if not all(number <= MOST_FRAMES for number in numbers):  # NaN is neither more nor less
         raise VLLMValidationError(
-            f"The clip has more than {MOST_FRAMES} frames, or media_io_kwargs ask for more."
+            f"A clip may have at most {MOST_FRAMES} frames and last as many seconds, and "
+            "media_io_kwargs may ask for no more frames than that."
         )

@@ -10,6 +10,7 @@ exist.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import os
@@ -176,6 +177,8 @@ class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to 
     def _bounded(self, media_io: Any) -> Any:
         pixels = _Pixels(budgets_of_request().pixels, self._pixels_of_all)
         if isinstance(media_io, VideoMediaIO):
+            # `/v1/systemone` has one for all clips of a request (0.32).
+            media_io = copy.copy(media_io)
             # A clip may be a list of images.
             media_io.image_io = BoundedMediaIO(media_io.image_io, pixels, is_frame=True)
         return BoundedMediaIO(media_io, pixels)
