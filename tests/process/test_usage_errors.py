@@ -196,7 +196,7 @@ def test_a_variable_that_vllm_cannot_read_is_named(
 @pytest.mark.parametrize(
     ("variables", "arguments", "words"),
     [
-        ({"VLLM_LOGGING_LEVEL": "trace"}, "", "VLLM_LOGGING_LEVEL: | 'TRACE'"),
+        ({"VLLM_LOGGING_LEVEL": "loud"}, "", "VLLM_LOGGING_LEVEL: | 'LOUD'"),
         # With a level of its own, since vLLM's logging has been configured without.
         ({"VLLM_LOGGING_STREAM": "ext://sys.no"}, "--log-level=error", "VLLM_LOGGING_STREAM: |.no"),
         ({"VLLM_LOGGING_CONFIG_PATH": "/no"}, "", "VLLM_LOGGING_CONFIG_PATH /no: |exist: /no."),

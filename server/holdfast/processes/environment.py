@@ -35,7 +35,7 @@ _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_ ,:{}()=\[\]-]{1,4096}")
 
 
 def add_own_programs(environment: MutableMapping[str, str]) -> None:
-    """Append the directory of this Python to PATH, where pip has put ninja and py-spy.
+    """Append the directory of this Python to PATH, where pip has put ninja.
 
     FlashInfer's compiler runs `ninja` by its name, and vLLM leaves FlashInfer out if there is none
     (`vllm.utils.flashinfer.has_flashinfer`, 0.32). A service manager does not activate an

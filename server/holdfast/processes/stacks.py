@@ -9,6 +9,7 @@ import asyncio
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def _title(process: psutil.Process) -> str:
 
 async def _py_spy_stacks(pid: int) -> str:
     """Read the stacks with py-spy, without stopping the process; empty if that fails."""
-    tool = shutil.which("py-spy")
+    tool = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if tool is None:
         return ""
     try:

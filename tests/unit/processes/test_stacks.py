@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from holdfast.processes import stacks as reader
-from holdfast.processes.environment import add_own_programs
 from holdfast.processes.stacks import is_compiling, is_compiling_in_process, stacks_of
 from servers import wait_until
 
@@ -35,14 +34,6 @@ if sys.argv[2] == "offers":
     write_stacks_on_signal(Path(sys.argv[1]), os.getpid())
 in_a_kernel_that_never_returns()
 """
-
-
-@pytest.fixture(autouse=True)
-def own_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As every command of Holdfast finds them."""
-    environment = dict(os.environ)
-    add_own_programs(environment)
-    monkeypatch.setenv("PATH", environment["PATH"])
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +61,7 @@ def busy(directory: Path, *, offers: bool = True) -> Iterator[psutil.Process]:
 def without_py_spy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where it is not installed."""
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
 
 
 def read_stacks(process: psutil.Process, directory: Path) -> str:
