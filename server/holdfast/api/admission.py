@@ -135,15 +135,15 @@ class Admission:
         self._follow_state()
         key_limit = self._overload.max_requests_per_key
         if self.refuses_all():
-            ticket = Ticket(key, status="refused", refusal=self._refusal_of_state())
+            ticket = Ticket(key, work=work, status="refused", refusal=self._refusal_of_state())
         elif is_limited and key and key_limit and work != "none" and self._count(key) >= key_limit:
-            ticket = Ticket(key, status="refused", refusal="key_concurrency")
+            ticket = Ticket(key, work=work, status="refused", refusal="key_concurrency")
         else:
             queue = self._rendering_queue if work == "rendering" else self._queue
             ticket = queue.join(key, needs_capacity=work in _NEEDS_CAPACITY, work=work)
             if self.is_busy:
                 self._idle.clear()
-        ticket.work, ticket.context = work, context
+        ticket.context = context
         self._follow_for(ticket)
         return ticket
 
