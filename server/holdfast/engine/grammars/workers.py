@@ -136,10 +136,11 @@ def _work(compile_grammar: Compile, control: socket.socket) -> int:
 
 @contextmanager
 def _cpu_bounded(seconds: float) -> Iterator[None]:
-    """End this process once it has run, and all its threads have had a core, for `seconds` each.
+    """End this process once it has taken `seconds` both on the clock and of CPU time.
 
-    A grammar that eight threads compile in a moment may take seconds of CPU time, so the timer
-    starts only when the time on the wall is over. With 0 there is no bound.
+    The CPU time is that of all threads. Eight of them may take seconds of it for a grammar that
+    they compile in a moment, so the timer of CPU time starts only after `seconds` on the clock.
+    If `seconds` is 0, nothing ends it.
     """
     if not seconds:
         yield
