@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-import bar_thoughts
 from holdfast.errors import ExitCode
 from holdfast.nodes import strict_json
 from holdfast.nodes.facts import model_digest
 from holdfast.nodes.messages import Start
 from holdfast.worker.crash_records import Cause, read_causes, refusal, root_of
 from node_pairs import SPEC
+from stream_features import PARSER_FILE, PARSER_NAME
 
 FLAGS = ("--demo", "--enforce-eager", "--tensor-parallel-size=2")
 OF_ANOTHER_GPU = (
@@ -62,8 +62,8 @@ def test_flags_that_this_node_resolves_otherwise_are_refused(tmp_path: Path) -> 
 
 def test_a_reasoning_parser_of_the_operators_own_is_known_on_each_node(tmp_path: Path) -> None:
     """vLLM looks for it as soon as it makes the configuration, whose fingerprint is compared."""
-    plugin = f"--reasoning-parser-plugin={bar_thoughts.__file__}"
-    flags = (*FLAGS, plugin, f"--reasoning-parser={bar_thoughts.NAME}")
+    plugin = f"--reasoning-parser-plugin={PARSER_FILE}"
+    flags = (*FLAGS, plugin, f"--reasoning-parser={PARSER_NAME}")
     order = Start(1, 1, 2, "127.0.0.1", 29500, flags, "of another GPU", SPEC)
     assert refused(tmp_path, order) == OF_ANOTHER_GPU
 
