@@ -92,6 +92,7 @@ ENV PYTHONUNBUFFERED=1 \
     TRITON_CACHE_DIR=/home/holdfast/.cache/triton \
     TORCHINDUCTOR_CACHE_DIR=/home/holdfast/.cache/torchinductor \
     CUDA_CACHE_PATH=/home/holdfast/.cache/nvidia \
+    TILELANG_CACHE_DIR=/home/holdfast/.cache/tilelang \
     HUMMING_CACHE_DIR=/home/holdfast/.cache/humming \
     HUMMING_TMP_DIR=/home/holdfast/.cache/humming/tmp
 RUN useradd --uid 10001 --user-group --create-home --home-dir "${HOME}" holdfast \

@@ -138,7 +138,8 @@ def test_volumes_find_a_directory_of_the_user(target: str) -> None:
 def test_what_is_compiled_stays_in_the_cache() -> None:
     """Whatever would go elsewhere by itself, as Humming's kernels and its scratch do."""
     variables = dict(re.findall(r"(\w+)=(\S+)", environment("cuda")))
-    places = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "HUMMING_CACHE_DIR", "HUMMING_TMP_DIR")
+    caches = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TILELANG_CACHE_DIR")
+    places = (*caches, "HUMMING_CACHE_DIR", "HUMMING_TMP_DIR")
     assert all(variables[name].startswith("/home/holdfast/.cache/") for name in places)
 
 
