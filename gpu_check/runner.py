@@ -134,14 +134,18 @@ def _begun(subject: Subject, checks: Sequence[Check], workplace: Workplace) -> I
 
 
 def _environment() -> Mapping[str, str]:
-    """That of the shell without the settings of a deployment, which its servers would take."""
+    """That of the shell without the settings of a deployment, which its servers would take.
+
+    They report no usage, whether the shell forbade it or not: they serve nobody.
+    """
     kept = {
         name: value
         for name, value in os.environ.items()
         if name in _OF_THE_MACHINE or not name.startswith(_SETTINGS)
     }
     paths = [str(ROOT / "server"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    made = {"VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {**kept, **made}
 
 
 @dataclass(frozen=True, slots=True)

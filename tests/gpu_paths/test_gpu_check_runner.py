@@ -148,7 +148,10 @@ def test_a_server_that_is_not_ready_says_its_last_words(
 def test_no_setting_of_the_shell_reaches_a_subject(
     work: runner.Workplace, fakes: Callable[..., list[Check]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a deployment sets is not what is checked; what the machine needs is kept."""
+    """What a deployment sets is not what is checked; what the machine needs is kept.
+
+    That usage is not to be reported is set for all, whatever the shell says of it.
+    """
     for name in [name for name in os.environ if name.startswith(("HOLDFAST_", "VLLM_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("VLLM_API_KEY", "a key")
@@ -156,8 +159,10 @@ def test_no_setting_of_the_shell_reaches_a_subject(
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setenv("VLLM_CACHE_ROOT", "/large")
+    monkeypatch.setenv("VLLM_DO_NOT_TRACK", "1")
     (result,) = runner.results(fakes("told"), work)
-    assert result.measured == (Measured("VLLM_CACHE_ROOT", "/large"),)
+    told = {one.name: one.value for one in result.measured}
+    assert told == {"VLLM_CACHE_ROOT": "/large", "VLLM_NO_USAGE_STATS": "1"}
 
 
 def test_when_the_time_of_the_run_is_over_what_is_left_fails(
