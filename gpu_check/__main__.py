@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +33,7 @@ PASSED, FAILED, NOTHING_RAN = 0, 1, 2
 def main(given: Sequence[str] | None = None) -> int:
     """Make the checks, write the report and return the exit code."""
     began_seconds = time.monotonic()
-    arguments = _parser().parse_args(given)
+    arguments = parsed(given)
     if arguments.list:
         print("\n".join(f"{check.name:<26}{check.subject:<10}{check.proves}" for check in CHECKS))
         return PASSED
@@ -55,7 +56,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def _checked(arguments: argparse.Namespace, directory: Path, began_seconds: float) -> Report:
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    machine = survey.survey()
+    machine = survey.survey(arguments.patience)
     file = _workspace_file(arguments, directory)
     found = lacks.lacks(machine, has_workspace_file=file is not None)
     asked = [check for check in CHECKS if not arguments.only or check.name in arguments.only]
@@ -65,7 +66,7 @@ def _checked(arguments: argparse.Namespace, directory: Path, began_seconds: floa
         workspace_file=file,
         machine=machine,
         patience=arguments.patience,
-        ends_at_seconds=began_seconds + arguments.run_seconds,
+        ends_at_seconds=began_seconds + run_seconds(arguments),
     )
     made = {}
     for result in runner.results(able, workplace):
@@ -112,10 +113,14 @@ def _skipped(check: Check, asked: Sequence[Check], found: Mapping[Need, Lack]) -
 
 def _without_paths(result: CheckResult, directory: Path) -> CheckResult:
     """Without the folders of this user, since reports are sent to others."""
+    folders = [(directory, "."), (survey.ROOT, ".")]
+    with suppress(RuntimeError):  # the user has no home
+        folders.append((Path.home(), "~"))
 
     def clean(text: str) -> str:
-        for path, name in ((directory, "."), (survey.ROOT, "."), (Path.home(), "~")):
-            text = text.replace(str(path), name)
+        for path, name in folders:
+            if path != Path("/"):  # which is in each path, and tells nothing
+                text = text.replace(str(path), name)
         return text
 
     return replace(result, reason=clean(result.reason), log_tail=clean(result.log_tail))
@@ -130,7 +135,14 @@ def _distinct(found: Iterable[Lack]) -> list[Lack]:
     return list(dict.fromkeys(found))
 
 
-def _parser() -> argparse.ArgumentParser:
+def run_seconds(arguments: argparse.Namespace) -> float:
+    """How long the whole run may take: as given, or as the patience is."""
+    given: float | None = arguments.run_seconds
+    return RUN_SECONDS * arguments.patience if given is None else given
+
+
+def parsed(given: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m gpu_check", description="Check Holdfast on this machine's GPU."
     )
@@ -141,11 +153,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fetch-vllm", action="store_true", help="have pip download a wheel of vLLM for it"
     )
+    parser.add_argument("--patience", type=float, default=1.0, help="a factor for every deadline")
     parser.add_argument(
-        "--patience", type=float, default=1.0, help="a factor for every deadline of a check"
+        "--run-seconds", type=float, help=f"for the whole run ({RUN_SECONDS:.0f}, times --patience)"
     )
-    parser.add_argument("--run-seconds", type=float, default=RUN_SECONDS, help="for the whole run")
-    return parser
+    return parser.parse_args(given)
 
 
 if __name__ == "__main__":

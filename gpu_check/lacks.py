@@ -12,7 +12,9 @@ def lacks(machine: Machine, *, has_workspace_file: bool) -> Mapping[Need, Lack]:
     """What this machine lacks, by the need that it leaves open."""
     if not machine.torch:  # without which nothing else is known
         what = f"torch cannot be imported by {machine.python} of Python"
-        return {"torch": Lack(what, "choose another: make gpu-check PYTHON=/path/to/python3")}
+        remedy = "choose another: make gpu-check PYTHON=/path/to/python3"
+        slow = 'on a slow machine, give it more time: ARGS="--patience 3"'
+        return {"torch": Lack(what, f"{remedy}; or, {slow}")}
     found: dict[Need, Lack] = {}
     if not machine.devices:
         found["cuda"] = Lack("torch sees no CUDA device", _remedy_of_no_device(machine))

@@ -40,7 +40,9 @@ _OF_THE_MACHINE = frozenset(
     }
 )
 """What vLLM may need to run here at all."""
-_TIME_IS_OVER = "the time for the whole run was over"
+_TIME_IS_OVER = (
+    "the time for the whole run was over; on a slow machine raise --patience, or --run-seconds"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,13 @@ SURVEY_SECONDS = 120.0
 _ANSWER_SECONDS = 20.0
 
 
-def survey() -> Machine:
+def survey(patience: float = 1.0) -> Machine:
     """The machine, as a process finds it that imports torch; without torch if that fails."""
+    seconds = SURVEY_SECONDS * patience
     command = [sys.executable, "-m", "gpu_check.survey"]
     try:
         done = subprocess.run(
-            command, cwd=ROOT, check=True, stdout=subprocess.PIPE, timeout=SURVEY_SECONDS
+            command, cwd=ROOT, check=True, stdout=subprocess.PIPE, timeout=seconds
         )
     except subprocess.SubprocessError:
         return _without_torch()
@@ -65,13 +66,22 @@ def _with_torch() -> Machine:
         import torch  # noqa: PLC0415 - the rest is told without it
     except ImportError:
         return machine
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return replace(
         machine,
         torch=str(torch.__version__),
         cuda=str(torch.version.cuda or ""),
-        devices=tuple(_device(torch.cuda.get_device_properties(i)) for i in range(count)),
+        devices=_devices(torch.cuda),
     )
+
+
+def _devices(cuda: Any) -> tuple[Device, ...]:
+    """Those that torch sees; none if one of them cannot be asked, since no check would run."""
+    count = cuda.device_count() if cuda.is_available() else 0
+    try:
+        return tuple(_device(cuda.get_device_properties(number)) for number in range(count))
+    except RuntimeError as error:
+        print(f"torch cannot ask a device: {error}", file=sys.stderr)
+        return ()
 
 
 def _device(properties: Any) -> Device:

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 from vllm.v1.worker import workspace as vllm_workspace
 
+from gpu_check import __main__ as kit
 from gpu_check import (
     checks,
     lacks,
@@ -20,10 +21,11 @@ from gpu_check import (
     report,
     subject_process,
     subject_protocol,
+    survey,
     vllm_file,
 )
 from gpu_check.checks import CHECKS, SUBJECTS
-from gpu_check.records import Machine, Measured, Report
+from gpu_check.records import CheckResult, Machine, Measured, Report
 from gpu_check_runs import H200, MACHINE, ROOT, run_gpu_check, status_of
 
 PAGE = ROOT / "docs" / "gpu-check.md"
@@ -166,7 +168,39 @@ def test_a_wheel_is_fetched_once_and_by_pip(
     assert vllm_file.fetch(tmp_path, "vllm==0.32.*") == wheel
 
 
-# What a machine lacks.
+@pytest.mark.parametrize("home", ["/", "~"])
+def test_no_home_takes_nothing_from_a_report(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container, where it is the root, or where the user has none."""
+    monkeypatch.setenv("HOME", home)
+    failed = CheckResult("recovery", "growing", "", "failed", f"{tmp_path}/log: /dev/shm is full")
+    assert kit._without_paths(failed, tmp_path).reason == "./log: /dev/shm is full"
+
+
+# What a machine is, and what it lacks.
+
+BROKEN_TORCH = """
+class version:
+    cuda = "13.0"
+
+class cuda:
+    def is_available(): return True
+    def device_count(): return 1
+    def get_device_properties(number): raise RuntimeError("CUDA error: device not ready")
+
+__version__ = "2.13.0"
+"""
+
+
+def test_a_gpu_that_fails_does_not_hide_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine is one without a device, and says so."""
+    (tmp_path / "torch.py").write_text(BROKEN_TORCH)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    machine = survey.survey()
+    assert (machine.torch, machine.cuda, machine.devices) == ("2.13.0", "13.0", ())
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpu_check import __main__ as kit
 from gpu_check import process_tree, runner
 from gpu_check.checks import Check, Subject
 from gpu_check.records import Measured
@@ -168,10 +169,22 @@ def test_no_setting_of_the_shell_reaches_a_subject(
 def test_when_the_time_of_the_run_is_over_what_is_left_fails(
     work: runner.Workplace, fakes: Callable[..., list[Check]]
 ) -> None:
-    """Nothing is started any more."""
+    """Nothing is started any more, and the reason names what gives more time."""
     over = replace(work, ends_at_seconds=time.monotonic() - 1)
     (result,) = runner.results(fakes("right"), over)
-    assert (result.status, result.reason) == ("failed", "the time for the whole run was over")
+    assert result.status == "failed"
+    assert result.reason.startswith("the time for the whole run was over")
+    assert "--patience" in result.reason
+    assert "--run-seconds" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [((), 600), (("--patience=3",), 1800), (("--patience=3", "--run-seconds=900"), 900)],
+)
+def test_patience_gives_time_to_the_whole_run(given: Sequence[str], seconds: float) -> None:
+    """Or a slow machine would fail checks that never ran; unless the user says how much."""
+    assert kit.run_seconds(kit.parsed(given)) == seconds
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
