@@ -29,7 +29,8 @@ def check(engine: Engine) -> Sequence[Measured]:
     lost_bytes = before["available_bytes"] - after["available_bytes"] - peak_bytes
     if lost_bytes != added_bytes:
         raise CheckFailedError(
-            f"{added_bytes} bytes more were reserved, and the KV cache got {lost_bytes} bytes less"
+            f"{added_bytes} bytes more were reserved, and the KV cache got {lost_bytes} bytes less;"
+            " is something else running on the GPU?"
         )
     return [
         Measured("KV budget before", before["available_bytes"], "bytes"),

@@ -105,7 +105,8 @@ def test_the_budget_is_compared_to_the_byte(
     if is_right:
         assert Measured("reserved in between", ADDED, "bytes") in budget.check(engine)
     else:
-        with pytest.raises(CheckFailedError, match=f"{ADDED} bytes more were reserved"):
+        reason = f"{ADDED} bytes more were reserved.* is something else running on the GPU[?]"
+        with pytest.raises(CheckFailedError, match=reason):
             budget.check(engine)
 
 
