@@ -124,7 +124,8 @@ def pooled_p99(
         log(_pooled(_left_out(ours, one, count)) / _pooled(_left_out(theirs, one, count)))
         for one in range(count)
     ]
-    error = sqrt((count - 1) * pvariance(without))
+    (ratio,) = Measure(label, p99s).ratios()
+    error = ratio * sqrt((count - 1) * pvariance(without))
     return Measure(label, p99s, digits, goal, error)
 
 
@@ -249,13 +250,13 @@ def _rows(record: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def standard_error(ratios: Sequence[float]) -> float | None:
-    """That of the mean of their logarithms, which is one of the ratio itself where it is near 1.
+    """That of the ratio: the one of the mean of their logarithms, times their median.
 
     None for fewer than many, or where one is not positive.
     """
     if len(ratios) < MANY_PAIRS or min(ratios) <= 0:
         return None
-    return stdev(map(log, ratios)) / sqrt(len(ratios))
+    return median(ratios) * stdev(map(log, ratios)) / sqrt(len(ratios))
 
 
 def _ratio(measure: Mapping[str, Any]) -> str:

@@ -77,6 +77,15 @@ def test_an_error_below_a_hundredth_is_told_with_its_thousandths() -> None:
     assert any(" 1.005 ± 0.001 " in line for line in pairs.markdown_table(record))
 
 
+def test_the_error_is_that_of_the_ratio() -> None:
+    """Not that of its logarithm, which is as large for any ratio."""
+    ours = [0.55 + 0.01 * number for number in range(11)]
+    row = pairs.Measure("s", {"holdfast": ours, "vllm": [10.0] * 11}, 2, "<= 0.05")
+    assert pairs.standard_error(row.ratios()) == pytest.approx(0.001, rel=0.2)
+    record = pairs.Findings("load", "Load", [row]).record()
+    assert any(" 0.060 ± 0.001 | <= 0.05 | no " in line for line in pairs.markdown_table(record))
+
+
 def test_the_page_states_the_share_of_scrapes() -> None:
     """The part of a core that they leave to everything else."""
     prose = " ".join(PAGE.read_text().split())
@@ -208,6 +217,10 @@ def test_the_p99_is_that_of_all_bursts() -> None:
     assert (alike.ratios(), alike.record()["standard_error"]) == ([2.0], 0.0)
     varied = pairs.pooled_p99("p99", {"ours": [*ours[1:], [9.0, 9.0]], "theirs": theirs})
     assert varied.record()["standard_error"] > 0
+    tenfold = [[10 * value for value in values] for values in [*ours[1:], [9.0, 9.0]]]
+    larger = pairs.pooled_p99("p99", {"ours": tenfold, "theirs": theirs})
+    error = 10 * varied.record()["standard_error"]
+    assert larger.record()["standard_error"] == pytest.approx(error)
     few = pairs.pooled_p99("p99", {"ours": ours[:2], "theirs": theirs[:2]})
     assert few.record()["standard_error"] is None
 
