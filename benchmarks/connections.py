@@ -1,12 +1,13 @@
 """How soon does it answer clients that all come at once, each on a connection of its own?
 
     python benchmarks/connections.py               the demo model, twenty pairs of bursts
-    python benchmarks/connections.py --json -- MODEL --max-model-len 4096
+    python benchmarks/connections.py --json -- MODEL --gpu-memory-utilization 0.4
 
 Holdfast and `vllm serve` are up side by side and take turns with the same bursts of streaming
 chats: 64 tokens in and 64 out. `vllm bench serve` keeps its connections and parses every event in
 Python; this client opens a socket for each request, sends bytes that were made beforehand, and
-looks in what comes for the first event and the last.
+looks in what comes for the first event and the last. On a GPU each server gets a part of its
+memory, or the second would not start.
 """
 
 from __future__ import annotations

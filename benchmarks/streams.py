@@ -2,10 +2,11 @@
 
     python benchmarks/streams.py               the demo model, twenty pairs of bursts
     python benchmarks/streams.py --plugin      also `vllm serve` with our plugin alone
-    python benchmarks/streams.py --json -- MODEL --max-model-len 4096
+    python benchmarks/streams.py --json -- MODEL --gpu-memory-utilization 0.4 --max-model-len 4096
 
 Holdfast and `vllm serve` are up side by side and take turns with the same bursts of `vllm bench
-serve`: 64 tokens in and 64 out.
+serve`: 64 tokens in and 64 out. On a GPU each server gets a part of its memory, or the second
+would not start.
 """
 
 from __future__ import annotations

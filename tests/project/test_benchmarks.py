@@ -105,6 +105,18 @@ def test_the_page_lists_every_benchmark() -> None:
     assert {f"{name}.py" for name in literal_eval(names)} <= scripts
 
 
+def test_servers_that_are_up_at_once_are_told_to_share_the_gpu() -> None:
+    """By default vLLM takes nearly all of it, and the second one would not start."""
+    texts = {path.name: path.read_text() for path in Path(pairs.__file__).parent.glob("*.py")}
+    shared = [name for name, text in texts.items() if "bursts.found(" in text]
+    lines = "\n".join([*texts.values(), PAGE.read_text()]).splitlines()
+    commands = [
+        line for line in lines if any(f"/{name} " in line for name in shared) and "-- MODEL" in line
+    ]
+    assert len(commands) == 3
+    assert all("-- MODEL --gpu-memory-utilization 0.4" in command for command in commands)
+
+
 def test_a_difference_of_configurations_names_both_values() -> None:
     """Also of what only one of them has."""
     ours, theirs = {"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "4", "d": "5"}
