@@ -238,6 +238,13 @@ def test_less_than_an_hour_finds_only_fast_leaks(hours: float, limit: float) -> 
     assert memory.limit_of(hours) == at_most(limit)
 
 
+def test_an_hour_and_a_half_finds_slow_leaks() -> None:
+    """As the page says: samples every 22.5 s and one after the last answers span an hour."""
+    at_hours = [22.5 * number / HOUR_SECONDS for number in range(240)]
+    told = [memory.Held(hours, 1.0, 1) for hours in (*at_hours, 1.5 + 2 / HOUR_SECONDS)]
+    assert memory.limit_of(memory.fitted_hours(told)) == at_most(1.0)
+
+
 def test_the_limit_of_p99_has_what_a_sample_leaves_open() -> None:
     """The 99th percentile of 1,000 is the 990th, and the server's may be the 996th."""
     ascending = [1.0] * 990 + [2.0] * 10

@@ -51,34 +51,45 @@ async def memory(trial: Trial) -> None:
             "serve the model with Holdfast, or have /metrics report process_resident_memory_bytes",
         )
     warm = after_warm_up(told)
-    fitted_hours = warm[-1].hours - warm[0].hours
+    hours = fitted_hours(told)
     trial.measure("memory at the beginning", told[0].mib, "MiB")
     trial.measure("memory after the warm-up", warm[0].mib, "MiB")
     trial.measure("memory at the end", told[-1].mib, "MiB")
-    trial.measure("time after the warm-up", fitted_hours, "h")
+    trial.measure("time after the warm-up", hours, "h")
     trial.draw("memory", "time [h]", "memory [MiB]", ((one.hours, one.mib) for one in told))
-    if fitted_hours < _LEAST_FITTED_HOURS or len(warm) < _LEAST_SAMPLES:
+    if hours < _LEAST_FITTED_HOURS or len(warm) < _LEAST_SAMPLES:
         raise InconclusiveError(
-            f"{60 * fitted_hours:.1f} minutes of samples after the warm-up are too few for a "
+            f"{60 * hours:.1f} minutes of samples after the warm-up are too few for a "
             f"slope, which needs {60 * _LEAST_FITTED_HOURS:.0f}; raise --hours"
         )
-    trial.measure("slope of the memory", slope_of(warm), "MiB/h", limit_of(fitted_hours))
-    if fitted_hours < _LEAST_JUDGED_HOURS:
+    trial.measure("slope of the memory", slope_of(warm), "MiB/h", limit_of(hours))
+    if hours < _LEAST_JUDGED_HOURS:
         trial.warn(
-            f"{60 * fitted_hours:.0f} minutes after the warm-up show only fast leaks: a slope of "
+            f"{60 * hours:.0f} minutes after the warm-up show only fast leaks: a slope of "
             f"{_MOST_MIB_AN_HOUR:g} MiB/h takes an hour; give --hours 1.5 or more"
         )
 
 
 def after_warm_up(told: Sequence[Held]) -> Sequence[Held]:
     """The samples after the first hour, or after the first third of a shorter soak."""
-    warm_up_hours = min(_WARM_UP_HOURS, _WARM_UP_SHARE * told[-1].hours)
-    return [one for one in told if one.hours >= warm_up_hours]
+    return [one for one in told if one.hours >= _warm_up_hours(told)]
 
 
-def limit_of(fitted_hours: float) -> Limit:
+def fitted_hours(told: Sequence[Held]) -> float:
+    """How long the server was watched after its warm-up.
+
+    The first sample comes later by up to their spacing, which is not to decide what the limit is.
+    """
+    return told[-1].hours - _warm_up_hours(told)
+
+
+def _warm_up_hours(told: Sequence[Held]) -> float:
+    return min(_WARM_UP_HOURS, _WARM_UP_SHARE * told[-1].hours)
+
+
+def limit_of(hours: float) -> Limit:
     """How fast memory may grow, which depends on how long it was watched."""
-    is_judged = fitted_hours >= _LEAST_JUDGED_HOURS
+    is_judged = hours >= _LEAST_JUDGED_HOURS
     return at_most(_MOST_MIB_AN_HOUR if is_judged else _MOST_MIB_AN_HOUR_OF_LESS)
 
 
