@@ -40,6 +40,11 @@ def main(given: Sequence[str] | None = None) -> int:
     if unknown := set(arguments.only) - {check.name for check in CHECKS}:
         print(f"error: there is no check {', '.join(sorted(unknown))}; see --list", file=sys.stderr)
         return NOTHING_RAN
+    try:
+        _make_writable(arguments.output)
+    except OSError as error:
+        print(f"error: the report cannot be written to --output {error}", file=sys.stderr)
+        return NOTHING_RAN
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with process_tree.nothing_left(), tempfile.TemporaryDirectory(prefix="gpu-check-") as directory:
         written = _checked(arguments, Path(directory), began_seconds)
@@ -52,6 +57,12 @@ def main(given: Sequence[str] | None = None) -> int:
     if written.count("failed"):
         return FAILED
     return PASSED if written.count("passed") else NOTHING_RAN
+
+
+def _make_writable(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=directory):
+        pass
 
 
 def _checked(arguments: argparse.Namespace, directory: Path, began_seconds: float) -> Report:

@@ -102,6 +102,16 @@ def test_where_nothing_can_run_it_says_what_to_give(tmp_path: Path) -> None:
     assert "--vllm PATH" in line
 
 
+def test_a_place_that_takes_no_report_is_refused_before_any_check(tmp_path: Path) -> None:
+    """One line that names the flag and exit 2, and nothing was checked."""
+    file = tmp_path / "file"
+    file.touch()
+    code, written, output = run_gpu_check(file / "report", "--only", *CORE)
+    assert (code, written) == (2, {})
+    (line,) = output.splitlines()
+    assert line.startswith("error: the report cannot be written to --output ")
+
+
 def test_the_schema_is_that_of_the_records() -> None:
     """Every record has its shape, with its fields and no others, all of them required."""
     shapes = {"Report": SCHEMA, **SCHEMA["$defs"]}
