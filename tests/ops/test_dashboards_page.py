@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import yaml
 
@@ -36,3 +39,18 @@ def test_every_link_of_page_and_runbooks_resolves() -> None:
     assert len(links) > len(pages)
     for page, link in links:
         assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_command_that_takes_the_pictures_finds_its_modules() -> None:
+    """With the path that the page gives it, from the root of the tree."""
+    ((path, module),) = re.findall(r"`PYTHONPATH=(\S+) \S+ -m ([\w.]+)`", PAGE.read_text())
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {module}"],
+        cwd=queries.ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
