@@ -95,6 +95,17 @@ def test_a_model_is_split_over_the_gpus_that_are_named(given: dict[str, str], si
     assert read_layout(command[1:]).tensor_parallel_size == size
 
 
+@pytest.mark.parametrize(
+    ("given", "share"), [({}, 0.92), ({"GPU_MEMORY_UTILIZATION": "0.85"}, 0.85)]
+)
+def test_a_gpu_is_used_up_to_the_share_that_is_given(given: dict[str, str], share: float) -> None:
+    """vLLM's own, if nothing is said; a GPU that shares the host's memory needs less."""
+    done = compose("GPU", MODEL="Qwen/Qwen3-8B", **given)
+    command = json.loads(done.stdout)["services"]["holdfast"]["command"]
+    assert read_layout(command[1:]).gpu_memory_utilization == share
+    assert read_layout([]).gpu_memory_utilization == 0.92
+
+
 @every_set
 def test_the_doctor_is_content(name: str, tmp_path: Path) -> None:
     """No hazard that `holdfast doctor --manifest` knows is in what Compose would start."""

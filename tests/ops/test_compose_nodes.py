@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import cli
+from holdfast.doctor.parallelism import read_layout
 from holdfast.nodes.command_line import read_follow
 from ops.compose import COMPOSE, compose_config, hazards
 from ops.queries import ROOT
@@ -59,6 +60,17 @@ def test_head_and_follower_find_each_other() -> None:
     assert (head.node_count, command) == (2, "follow")
     assert (head.master_address, head.nodes.port) == (follower.head_host, follower.head_port)
     assert follower.head_host == GIVEN["HEAD"]
+
+
+@pytest.mark.parametrize(
+    ("given", "share"), [({}, 0.92), ({"GPU_MEMORY_UTILIZATION": "0.85"}, 0.85)]
+)
+def test_the_gpus_are_used_up_to_the_share_that_is_given(
+    given: dict[str, str], share: float
+) -> None:
+    """That of the head, which counts on all nodes; vLLM's own, if nothing is said."""
+    command = service("head.yaml", **given)["command"]
+    assert read_layout(command[1:]).gpu_memory_utilization == share
 
 
 @every_file
