@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from holdfast.loopback import connectable
 from holdfast.settings import ListenSettings
+from holdfast.settings.flag import command_parser
 
 DEADLINE_SECONDS = 4
 """Less than the 5 s after which Docker kills a check, so that it can print what it waited for."""
@@ -21,6 +22,11 @@ _REQUEST = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\
 _READY = b"HTTP/1.1 200 "
 _FIRST_PROCESS = Path("/proc/1/cmdline")
 _COMMANDS = ("serve", "follow")
+_DESCRIPTION = "Exit with 0 if the server or follower of this container is ready, else with 1."
+_EPILOG = """\
+The command line of the container's first process says where it listens. To ask elsewhere, give
+flags such as --host, --port, --uds and --ssl-certfile.
+"""
 
 
 def print_health(
@@ -31,6 +37,9 @@ def print_health(
     `arguments` are flags of `holdfast serve`. By default, those of the first process of this
     container apply. `read_listen` gets a command and its arguments.
     """
+    command_parser("health", "[flags of holdfast serve]", _DESCRIPTION, _EPILOG).parse_known_args(
+        arguments
+    )
     signal.signal(signal.SIGALRM, _expire)
     signal.alarm(DEADLINE_SECONDS)
     try:

@@ -108,6 +108,14 @@ def test_the_key_of_a_follower_may_be_named_by_a_variable(monkeypatch: pytest.Mo
     assert cli._listen_of("follow", ["10.0.0.1"]).port == 8001
 
 
+def test_its_help_is_its_own() -> None:
+    """It says what the command does, and not how to serve."""
+    code, output = health("--help")
+    assert code == 0
+    assert output.startswith("usage: holdfast health [flags of holdfast serve]\n")
+    assert "serve MODEL" not in output
+
+
 def test_it_imports_nothing_heavy() -> None:
     """What runs every few seconds beside the engine takes little from it."""
     command = [sys.executable, "-X", "importtime", "-m", "holdfast", "health", "--uds=none"]
