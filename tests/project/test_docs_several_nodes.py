@@ -16,6 +16,7 @@ from holdfast.follow import LEAVE_SECONDS
 from holdfast.nodes.channel import HEARTBEAT_SECONDS, SILENCE_SECONDS
 from holdfast.nodes.command_line import read_follow
 from holdfast.nodes.head import END_SECONDS
+from holdfast.processes.tree import KILL_DEADLINE_SECONDS
 from holdfast.records import NodeStatus
 from holdfast.settings import ListenSettings, NodeSettings
 
@@ -76,7 +77,9 @@ def test_the_times_are_those_of_the_heartbeat() -> None:
     assert "a heartbeat every second" in text
     assert "after 5 s without an answer" in text
     assert f"has stopped | after {SILENCE_SECONDS:g} s;" in text
-    assert f"it gives up after {LEAVE_SECONDS:g} s" in " ".join(text.split())
+    words = " ".join(text.split())
+    assert f"gives up after {LEAVE_SECONDS:g} s, and exits" in words
+    assert f"exits with 143 at most {KILL_DEADLINE_SECONDS:g} s later" in words
 
 
 def test_the_time_to_end_an_engine_is_that_of_the_head() -> None:
