@@ -182,7 +182,7 @@ _LIFE = Row(
         ),
         Panel(
             "Pressure",
-            "Share of the time in which some task waited for memory.",
+            "Share of the time during which at least one task waited for memory.",
             (Query(f"holdfast_host_memory_pressure_ratio{{{SERVER}}}"),),
             "percentunit",
         ),
@@ -209,8 +209,8 @@ _LIFE = Row(
         ),
         Panel(
             "Requests in flight and held",
-            "Requests admitted and not yet fully answered, and those waiting for capacity in the "
-            "engine or for its next generation.",
+            "Requests admitted and not yet fully answered, and those waiting in the front end "
+            "for a free slot or for the next engine.",
             (
                 Query(f"holdfast_requests_in_flight{{{SERVER}}}", "in flight {{instance}}"),
                 Query(f"holdfast_requests_held{{{SERVER}}}", "held {{instance}}"),

@@ -154,7 +154,7 @@ class LongPrompts:
 
     async def _give_up(self, request: EngineRequest) -> None:
         request.refusal = HostMemoryError(
-            "The host is short of memory, so this long prompt was given up. Try again later."
+            "The host is short of memory, so this long prompt was aborted. Try again later."
         )
         self.on_given_up()
         if not request.is_in_engine:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _SAID = {
     Level.AMPLE: "the host has enough memory again",
     Level.HOLD: "the host is short of memory, so long prompts wait",
-    Level.GIVE_UP: "the host is short of memory, so long prompts are given up",
+    Level.GIVE_UP: "the host is short of memory, so long prompts are aborted",
     Level.END: "the host is out of memory, so the engine is replaced if that lasts",
 }
 SETTLE_SECONDS = 1.0

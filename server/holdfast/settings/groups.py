@@ -117,7 +117,7 @@ class ProbeSettings:
         boolean,
         default=False,
         metavar="",
-        meaning="accept requests longer than the probe has proven, up to max_model_len, instead of "
+        meaning="accept requests longer than the proven length, up to max_model_len, instead of "
         "answering 400; `--probe quick` and `off` imply it",
         shown="off",
         is_switch=True,
@@ -167,7 +167,7 @@ class OverloadSettings:
         0,
         "N",
         "maximum concurrent requests of one API key, queued or running; answer 429 beyond that. "
-        "0 disables; no effect without API keys",
+        "0 means no limit; has no effect without API keys",
     )
 
 

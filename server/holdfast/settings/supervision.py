@@ -105,17 +105,18 @@ class MemorySettings:
         "--host-memory-guard",
         ("auto", "on", "off"),
         "auto",
-        "make long prompts wait, then give them up, and finally replace the engine, before the "
-        "host runs out of memory: `auto` does so where the device shares the host's memory, as on "
-        "GB10 and on the CPU",
+        "make long prompts wait, then abort them, and finally replace the engine, before the host "
+        "runs out of memory: `auto` does so where the device shares the host's memory, as on GB10 "
+        "and on the CPU",
     )
     marks: tuple[int, int, int] | None = flag(
         "--host-memory-marks",
         memory_marks,
         None,
         "SIZE,SIZE,SIZE",
-        "memory left to the host, or to the container, below which long prompts wait, below which "
-        "they are given up, and below which the engine is replaced; 0 disables a mark",
+        "three marks of the memory available to the host, or to the container: below the first, "
+        "long prompts wait; below the second, they are aborted; below the third, the engine is "
+        "replaced; 0 disables a mark",
         shown="4%, 2% and 1% of the total, at most 4GiB, 2GiB and 1GiB",
     )
 

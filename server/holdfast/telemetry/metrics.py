@@ -225,7 +225,11 @@ METRICS: tuple[Metric, ...] = (
         "state", "gauge", "1 for the current state of the server, 0 for every other.", ("state",)
     ),
     Metric("ready", "gauge", "Whether requests are admitted (1) or not (0)."),
-    Metric("engine_generation", "gauge", "Generation of the engine; 0 before the first."),
+    Metric(
+        "engine_generation",
+        "gauge",
+        "Number of the current engine, counted from 1; 0 before the first.",
+    ),
     Metric("engine_starts_total", "counter", "Engine starts, finished or not."),
     Metric("engine_start_duration_seconds", "gauge", "Duration of the last finished start."),
     Metric("engine_deaths_total", "counter", "Engine deaths by cause.", ("cause",)),
@@ -255,13 +259,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "host_memory_pressure_ratio",
         "gauge",
-        "Share of the last two seconds in which some task of that host or container waited for "
-        "memory, from 0 to 1.",
+        "Share of the last two seconds during which at least one task of the host or container "
+        "waited for memory, from 0 to 1.",
     ),
     Metric(
         "host_memory_actions_total",
         "counter",
-        "Long prompts that had to wait (hold) or were given up (give_up), and engines that were "
+        "Long prompts that had to wait (hold) or were aborted (give_up), and engines that were "
         "ended (end), because the host was short of memory.",
         ("action",),
     ),
@@ -310,7 +314,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "requests_held",
         "gauge",
-        "Requests waiting for capacity in the engine, or for its next generation.",
+        "Requests waiting in the front end for a free slot or for the next engine.",
     ),
     Metric(
         "requests_waiting",
@@ -325,12 +329,12 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "requests_replayed_total",
         "counter",
-        "Requests that were replayed on the next generation of the engine.",
+        "Requests that were replayed on the next engine.",
     ),
     Metric(
         "requests_continued_total",
         "counter",
-        "Streams that the next generation of the engine continued where they had stopped.",
+        "Streams that the next engine continued where they had stopped.",
     ),
     Metric(
         "requests_lost_total",
@@ -389,7 +393,7 @@ FOLLOWER_METRICS: tuple[Metric, ...] = (
     Metric(
         "node_generation",
         "gauge",
-        "Generation that has processes on this follower; 0 if there is none.",
+        "Number of the engine that has processes on this follower; 0 if there is none.",
     ),
 )
 """What a follower exports, beside `RANK_METRICS`, `build_info` and the metrics of its process."""
