@@ -137,7 +137,7 @@ async def client_leaves(trial: Trial) -> None:
         most = max(most, running)
         if time.monotonic() - left_at_seconds > _FREED_SECONDS:
             if before or most > _LEAVING:
-                raise InconclusiveError("other clients have requests in the engine, too")
+                raise InconclusiveError("other clients also have requests in the engine")
             trial.blame(f"requests still run {_FREED_SECONDS:.0f} s after their clients left")
             return
         await asyncio.sleep(_POLL_SECONDS)
