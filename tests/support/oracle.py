@@ -107,8 +107,9 @@ class Oracle:
         if not self.is_locked:
             self.locked_bytes = self.held_bytes
             largest = max(slot.size_bytes or 0 for slot in self.slots)
+            ubatches = len(self.slots) // self.lanes
             given = self.given_limit_bytes
-            self.limit_bytes = largest + 256 * MIB if given is None else given
+            self.limit_bytes = ubatches * (largest + 256 * MIB) if given is None else given
         if limit_bytes is not None:
             self.limit_bytes = limit_bytes
         self.is_locked = True

@@ -65,7 +65,8 @@ class WorkspaceSettings:
         size_bytes,
         None,
         "SIZE",
-        "maximum bytes that the workspaces of a rank may take beyond their size at the lock",
+        "maximum bytes that the workspaces of a rank may take beyond their size at the lock; with "
+        "`--enable-dbo` the default is twice as large",
         shown="largest workspace + 256MiB",
     )
     learned_directory: Path | Literal["default"] | None = flag(

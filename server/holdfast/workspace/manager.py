@@ -80,7 +80,7 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
     ) -> None:
         """Follow `policy` after the lock, and write what happens to `stats` from now on, if given.
 
-        Without a limit, the lock sets the default: the largest slot plus 256 MiB.
+        Without a limit, the lock sets the default: for each ubatch, the largest slot + 256 MiB.
         """
         with self._gate.changing:
             self._gate.rule.policy = policy

@@ -96,10 +96,15 @@ def reserve(slot: Slot, terms: Iterable[Term], headroom: float) -> Reservation:
 
 
 def growth_limit_bytes(given_bytes: int | None, slot_sizes: Mapping[Slot, int]) -> int:
-    """Return how much a rank may add after the lock: as given, or the largest slot + 256 MiB."""
+    """Return how much a rank may add after the lock: as given, or what its ubatches may need.
+
+    That is the largest slot + 256 MiB for each ubatch: they run the same layers, so they outgrow
+    their slots in the same step, and a refusal to one of them ends the rank.
+    """
     if given_bytes is not None:
         return given_bytes
-    return max(slot_sizes.values(), default=0) + GROWTH_LIMIT_ABOVE_LARGEST_SLOT_BYTES
+    ubatches = len({ubatch for ubatch, _ in slot_sizes})
+    return ubatches * (max(slot_sizes.values()) + GROWTH_LIMIT_ABOVE_LARGEST_SLOT_BYTES)
 
 
 def plan_reservations(

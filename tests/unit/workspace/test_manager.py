@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from vllm.v1.worker import workspace
 
 from holdfast.errors import HoldfastError
 from holdfast.workspace.manager import WorkspaceManager
@@ -186,6 +187,15 @@ def test_the_default_limit_is_the_largest_slot_and_256_mib() -> None:
     assert view(manager, 256 * MIB).numel() == 256 * MIB
     with pytest.raises(AssertionError, match=r"growth limit is 257\.00 MB"):
         view(manager, 258 * MIB)
+
+
+def test_by_default_every_ubatch_may_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ubatches run the same layers, so the step that one of them outgrows, each outgrows."""
+    manager = WorkspaceManager(CPU, num_ubatches=2)
+    locked_manager("alongside", manager=manager)
+    for ubatch in (0, 1):
+        monkeypatch.setattr(workspace, "dbo_current_ubatch_id", lambda ubatch=ubatch: ubatch)
+        assert view(manager, 256 * MIB).numel() == 256 * MIB
 
 
 def test_without_a_seal_alongside_only_counts() -> None:

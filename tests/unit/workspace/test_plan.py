@@ -109,11 +109,11 @@ def test_a_spec_survives_its_file(tmp_path: Path) -> None:
     assert WorkspaceSpec.read(path).learned_bytes((1, 1)) == 0
 
 
-def test_the_growth_limit_is_given_or_the_largest_slot_and_256_mib() -> None:
+def test_the_growth_limit_is_given_or_the_largest_slot_and_256_mib_per_ubatch() -> None:
     """A limit of zero is a limit."""
     assert growth_limit_bytes(0, {(0, 0): MIB}) == 0
     assert growth_limit_bytes(None, {(0, 0): MIB, (0, 1): 3 * MIB}) == 259 * MIB
-    assert growth_limit_bytes(None, {}) == 256 * MIB
+    assert growth_limit_bytes(None, {(0, 0): MIB, (1, 0): MIB}) == 514 * MIB
 
 
 def test_deny_is_the_first_reason() -> None:
