@@ -40,7 +40,7 @@ def test_only_what_nobody_asked_for_is_taken_off(
         assert worker.determine_available_memory() == GIVEN_BYTES - deducted_bytes
 
 
-def test_each_slot_counts_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_lane_counts_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one lane asks for does not pay for what another one has reserved."""
     FakeMemory().install(monkeypatch)
     given = config(kv_cache_memory_bytes=GIVEN_BYTES)
@@ -54,9 +54,20 @@ def test_each_slot_counts_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
         tmp_path, monkeypatch, vllm_config=given, floor_bytes=GIB, lanes=2, ubatches=2
     ) as worker:
         worker.profile = profile
-        # Lane 0 grew to 3 GiB in both ubatches, of which one has asked for it.
-        deducted_bytes = 3 * GIB + (GIB - MIB) + GIB
+        # Lane 0 grew beyond its reservation; lane 1 has its own twice, and asked for 1 MiB of it.
+        deducted_bytes = 2 * (GIB - MIB)
         assert worker.determine_available_memory() == GIVEN_BYTES - deducted_bytes
+
+
+def test_what_one_ubatch_asks_for_is_not_taken_off_for_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's V2 runner profiles without a split, and the other ubatch needs its own later."""
+    FakeMemory().install(monkeypatch)
+    given = config(kv_cache_memory_bytes=GIVEN_BYTES)
+    with followed(tmp_path, monkeypatch, vllm_config=given, ubatches=2) as worker:
+        worker.profile = lambda: view(manager(), 3 * GIB)
+        assert worker.determine_available_memory() == GIVEN_BYTES
 
 
 def test_a_size_that_the_reservation_exceeds_is_an_error(

@@ -98,10 +98,15 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         return dict(zip(self.slots, self.accounting.size_bytes, strict=True))
 
     def unused_bytes(self) -> int:
-        """Return what the slots hold beyond their largest requests so far."""
-        accounting = self.accounting
-        sizes = zip(accounting.size_bytes, accounting.high_water_bytes, strict=True)
-        return sum(max(0, size_bytes - needed_bytes) for size_bytes, needed_bytes in sizes)
+        """Return what the slots hold beyond the largest request so far in any ubatch of their lane.
+
+        A profile that is not split asks ubatch 0 alone; what the others got with it is not unused.
+        """
+        needed_bytes = self.accounting.high_water_bytes
+        return sum(
+            max(0, size_bytes - max(needed_bytes[lane :: self._num_lanes]))
+            for (_, lane), size_bytes in self.slot_sizes().items()
+        )
 
     # Life
 
