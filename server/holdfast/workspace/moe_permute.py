@@ -35,7 +35,7 @@ class Owner(Protocol):
         """Which rules of growth apply now."""
 
     def growing(
-        self, request: Rejection, message: Callable[[str], str]
+        self, request: Rejection, message: Callable[[str], str], *, is_first_use: bool
     ) -> AbstractContextManager[None]:
         """Admit growth outside the slots while entered, or refuse it."""
 
@@ -91,7 +91,7 @@ def _grow(scratch: Any, rows: int, owner: Owner, reserve: Callable[[Any, int], N
         f"needs {rows} rows, holds {held_rows}",
     )
     message = functools.partial(permute_message, rows, held_rows, owner.phase)
-    with owner.growing(request, message):
+    with owner.growing(request, message, is_first_use=not held_rows):
         try:
             reserve(scratch, rows)
         finally:

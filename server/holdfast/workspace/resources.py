@@ -78,14 +78,16 @@ class Resources:
         return cast("Resource", of_slot[key])
 
     @contextmanager
-    def growing(self, request: Rejection, message: Callable[[str], str]) -> Iterator[None]:
+    def growing(
+        self, request: Rejection, message: Callable[[str], str], *, is_first_use: bool
+    ) -> Iterator[None]:
         """Admit growth outside the slots while entered, or refuse what `request` needs.
 
         `request` becomes the rejection: its reason says what is needed, and the reason against it
         is appended. `message` turns that reason into the message of the error.
         """
         with self._gate.changing:
-            reason = self._gate.reason_against(request.needed_bytes)
+            reason = self._gate.reason_against(request.needed_bytes, is_first_use=is_first_use)
             if reason:
                 self._gate.refuse(_because(request, reason), message(reason))
             self._admitted_thread = threading.get_ident()

@@ -240,6 +240,23 @@ def test_a_late_scratch_meets_the_limit(manager: WorkspaceManager) -> None:
     assert manager.accounting.rejections == {"scratch": 0, "persistent": 0, "permute": 1}
 
 
+def test_without_a_seal_the_first_rows_are_never_too_late(manager: WorkspaceManager) -> None:
+    """Warm-up without graphs skips some layers; scratch that may be created may also be filled."""
+    close(manager, "deny", sealed=False)
+    scratch = scratch_of(ROWS)
+    assert scratch.max_expanded_rows == ROWS
+    with pytest.raises(AssertionError, match="Scratch growth is not allowed"):
+        scratch.reserve(2 * ROWS)
+
+
+def test_after_the_seal_deny_refuses_the_first_rows_too(manager: WorkspaceManager) -> None:
+    """Warm-up with graphs runs every layer, so what is missing then was not planned."""
+    scratch = scratch_of(0)
+    close(manager, "deny")
+    with pytest.raises(AssertionError, match="current capacity is 0 rows"):
+        scratch.reserve(ROWS)
+
+
 @pytest.mark.usefixtures("manager")
 def test_other_managers_keep_vllms_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """The class stays guarded, and asks the present manager."""
