@@ -1,7 +1,8 @@
-"""Which server does a command talk to? Its address and the key for it, as the flags give them."""
+"""Which server does a command talk to? Its address, the key for it, and whom it trusts for it."""
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,6 +24,13 @@ def base_url(given: str) -> str:
             remedy="give it with http:// or https://, for example http://spark:8000.",
         )
     return given.rstrip("/").removesuffix("/v1")
+
+
+def server_verification(url: str) -> ssl.SSLContext:
+    """Return how TLS verifies the server at an address; for http:// it trusts no authority."""
+    if httpx.URL(url).scheme == "http":  # loading the authorities takes longer than many requests
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return httpx.create_ssl_context()
 
 
 def _is_address(given: str) -> bool:

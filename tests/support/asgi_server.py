@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from holdfast.api.request_log import RequestLog
+from holdfast.remote_server import server_verification
 
 DEADLINE_SECONDS = 60
 
@@ -38,7 +39,11 @@ async def serving(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
         task = asyncio.create_task(server.serve(sockets=[listener]))
         base_url = f"http://127.0.0.1:{port}"
         try:
-            async with httpx.AsyncClient(base_url=base_url, timeout=DEADLINE_SECONDS) as client:
+            async with httpx.AsyncClient(
+                base_url=base_url,
+                timeout=DEADLINE_SECONDS,
+                verify=server_verification(base_url),
+            ) as client:
                 yield client
         finally:
             server.should_exit = True

@@ -18,6 +18,7 @@ from holdfast.api.metrics import HttpCounts
 from holdfast.api.request_log import RequestLog
 from holdfast.api.router import OwnRoutes
 from holdfast.records import Status
+from holdfast.remote_server import server_verification
 from holdfast.settings import KeySettings, LimitSettings, PageSettings
 from holdfast.status_page import feed as feeds
 from holdfast.status_page.page import StatusPage
@@ -132,7 +133,11 @@ class ShownPage:
         async with listening(self.app, self.limits, self.refusals) as server:
             base_url = f"http://127.0.0.1:{server.port}"
             async with (
-                httpx.AsyncClient(base_url=base_url, timeout=DEADLINE_SECONDS) as client,
+                httpx.AsyncClient(
+                    base_url=base_url,
+                    timeout=DEADLINE_SECONDS,
+                    verify=server_verification(base_url),
+                ) as client,
                 self.page.running(),
             ):
                 yield server, client

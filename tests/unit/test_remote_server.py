@@ -1,13 +1,14 @@
-"""Which key a command sends to the server that it asks."""
+"""Which key a command sends to the server that it asks, and whose certificates it accepts."""
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.remote_server import read_key
+from holdfast.remote_server import read_key, server_verification
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,15 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         read_key(tmp_path / "none")
     assert refused.value.cause == f"--api-key-file: {tmp_path / 'none'}: No such file or directory."
+
+
+@pytest.mark.parametrize(("url", "is_anybody_trusted"), [("http://x", False), ("https://x", True)])
+def test_every_certificate_is_verified(
+    url: str, *, is_anybody_trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without TLS none is expected: all are refused, and no authority is loaded."""
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    found = server_verification(url)
+    assert (found.verify_mode, found.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert bool(found.cert_store_stats()["x509"]) == is_anybody_trusted

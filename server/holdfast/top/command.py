@@ -16,7 +16,7 @@ from rich.text import Text
 
 from holdfast.api.router import STREAM_PATH
 from holdfast.errors import NotReachableError, UsageError
-from holdfast.remote_server import base_url, read_key
+from holdfast.remote_server import base_url, read_key, server_verification
 from holdfast.settings.flag import Parser, command_parser
 from holdfast.status_page.screen import as_text, screen
 from holdfast.terminal import is_terminal, say
@@ -144,7 +144,12 @@ class _Watch:
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         timeout = httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
-        return httpx.AsyncClient(base_url=self._url, headers=headers, timeout=timeout)
+        return httpx.AsyncClient(
+            base_url=self._url,
+            headers=headers,
+            timeout=timeout,
+            verify=server_verification(self._url),
+        )
 
     async def _updates(self, client: httpx.AsyncClient) -> AsyncGenerator[None, None]:
         """Yield after each event that the mirror has taken."""

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
+from holdfast.remote_server import server_verification
 from holdfast.verify.answers import MalformedError, dig, dig_or, excerpt, read_json
 from holdfast.verify.records import Request
 from holdfast.verify.streams import Chunk, StreamedAnswer
@@ -119,6 +120,7 @@ class Target:
             headers={**self.headers, "Accept-Encoding": _PLAIN},
             limits=limits,
             timeout=timeout,
+            verify=server_verification(url),
         )
 
     async def __aenter__(self) -> Self:

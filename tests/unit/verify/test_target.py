@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from asgi_server import serving
 from holdfast.verify import target
 from holdfast.verify.records import Request
+from self_signed import certificate
 
 
 @pytest.mark.parametrize(("idle_seconds", "connections"), [(0.0, 3), (60.0, 1)])
@@ -92,6 +95,22 @@ def test_a_packed_answer_is_refused() -> None:
     """Unpacked, it may be a thousand times as long as what was counted."""
     with pytest.raises(target.NoAnswerError, match="the answer is encoded as 'gzip'"):
         asked(gzip.compress(b"{}"), "gzip")
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
+    """The key would go to whoever answers."""
+    cert, key = certificate(tmp_path)
+
+    async def ask() -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(cert, key)
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, target.Target(url) as found:
+            await found.ask(Request("GET", "/"))
+
+    with pytest.raises(target.NoAnswerError, match="CERTIFICATE_VERIFY_FAILED"):
+        asyncio.run(ask())
 
 
 @pytest.mark.parametrize(
