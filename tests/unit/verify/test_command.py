@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import socket
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from asgi_server import serving
+from holdfast import cli
 from holdfast.api.admin.models import VerifyRunRequest
 from holdfast.verify.records import CheckStatus
 from holdfast.verify.report import FORMS
@@ -38,6 +39,9 @@ def watch(event, arguments):
 sys.addaudithook(watch)
 """
 """What a process does as it starts: it writes down each host that it looks up or connects to."""
+REFUSED_BY_A_PROCESS = ((), ("http://x", "--out", "/proc"))
+"""Bad usage that the parser finds, and some that it does not. For the rest, a process would cost a
+second of CPU time and show nothing more."""
 
 
 def run(app: OpenAIDouble, directory: Path, *arguments: str) -> Run:
@@ -50,9 +54,34 @@ def run_at(url: str, directory: Path, *arguments: str) -> Run:
     return asyncio.run(verified_at(url, directory, *arguments))
 
 
-def test_a_server_that_is_well_passes(tmp_path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A server, and a run against it at which several tests look."""
+
+    app: OpenAIDouble
+    run: Run
+
+
+@pytest.fixture(scope="module")
+def well(tmp_path_factory: pytest.TempPathFactory) -> Verified:
+    """One without a defect."""
+    app = OpenAIDouble()
+    return Verified(app, run(app, tmp_path_factory.mktemp("well")))
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> Verified:
+    """One that knows no capital, and refuses to show the verdict."""
+    directory = tmp_path_factory.mktemp("wrong")
+    key = directory / "admin-key"
+    key.write_text("the-admin-key\n")
+    app = Shown("no such capital", status=403)
+    return Verified(app, run(app, directory, f"--admin-api-key-file={key}"))
+
+
+def test_a_server_that_is_well_passes(well: Verified) -> None:
     """Exit 0, every form of the report, and one line for each check."""
-    done = run(OpenAIDouble(), tmp_path)
+    done = well.run
     assert (done.code, done.errors) == (0, "")
     assert done.report["verdict"] == "passed"
     assert {path.name for path in done.directory.iterdir()} == set(FORMS)
@@ -63,12 +92,10 @@ def test_a_server_that_is_well_passes(tmp_path: Path) -> None:
     assert lines[-1] == f"report: {done.directory / 'report.html'}"
 
 
-def test_the_report_names_what_was_verified(tmp_path: Path) -> None:
+def test_the_report_names_what_was_verified(well: Verified) -> None:
     """As Holdfast told it."""
-    app = OpenAIDouble()
-    done = run(app, tmp_path)
-    told = json.loads(json.dumps(asdict(app.configuration)))
-    assert done.report["server"]["configuration"] == told
+    told = json.loads(json.dumps(asdict(well.app.configuration)))
+    assert well.run.report["server"]["configuration"] == told
 
 
 def test_nothing_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +114,9 @@ def test_nothing_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert hosts == {(address.hostname, address.port)}
 
 
-def test_a_server_that_is_wrong_fails(tmp_path: Path) -> None:
+def test_a_server_that_is_wrong_fails(wrong: Verified) -> None:
     """Exit 7, and the line of the check says why."""
-    done = run(OpenAIDouble("no such capital"), tmp_path)
+    done = wrong.run
     assert done.code == 7
     assert done.named(CheckStatus.FAILED) == ["chat.capital"]
     (line,) = (line for line in done.output.splitlines() if "chat.capital  " in line)
@@ -198,7 +225,12 @@ def test_no_server_is_exit_3(tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_bad_usage_is_exit_2(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_bad_usage_is_exit_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+) -> None:
     """One line says what is wrong, before anything is asked, and no directory is made."""
 
     async def used() -> tuple[int | None, str]:
@@ -206,7 +238,11 @@ def test_bad_usage_is_exit_2(tmp_path: Path, arguments: tuple[str, ...]) -> None
             _, errors = await process.communicate()
         return process.returncode, errors.decode()
 
-    code, errors = asyncio.run(used())
+    if arguments in REFUSED_BY_A_PROCESS:
+        code, errors = asyncio.run(used())
+    else:
+        monkeypatch.chdir(tmp_path)
+        code, errors = cli._run(["verify", *arguments]), capfd.readouterr().err
     assert code == 2
     assert errors.startswith("holdfast: error: ")
     assert "Remedy: " in errors
@@ -284,13 +320,10 @@ def test_the_status_page_is_told_of_the_verdict(tmp_path: Path) -> None:
     assert done.output.splitlines()[-1] == "the status page shows the verdict"
 
 
-def test_a_server_that_shows_no_verdict_changes_none(tmp_path: Path) -> None:
+def test_a_server_that_shows_no_verdict_changes_none(wrong: Verified) -> None:
     """Another server has no status page, or another admin key."""
-    key = tmp_path / "admin-key"
-    key.write_text("the-admin-key\n")
-    done = run(Shown("no such capital", status=403), tmp_path, f"--admin-api-key-file={key}")
-    assert done.code == 7
-    last = done.output.splitlines()[-1]
+    assert wrong.run.code == 7
+    last = wrong.run.output.splitlines()[-1]
     assert last == "the status page does not show the verdict: the server answered 403"
 
 
