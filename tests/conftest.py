@@ -19,6 +19,10 @@ from holdfast.processes import cleanup, imports
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
+# Before the first import of numpy. The matrices of the tests are so small that more threads cost
+# CPU time, in which each waits for the other, and save none.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 _FILE = pytest.StashKey[Path]()
 """Of the last test of this process."""
 
