@@ -140,7 +140,7 @@ class Application:
                     on_refused=self._http_counts.count_refused,
                 ) as self._server,
                 tls.certificates_refreshed(
-                    self._server.config.ssl, self._settings.listen, self._identity
+                    self._server.config, self._settings.listen, self._identity
                 ),
                 self._page.running(),
                 self._engine.kept(),

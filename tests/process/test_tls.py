@@ -43,6 +43,18 @@ class Client:
         subject: tuple[tuple[tuple[str, str], ...], ...] = found["subject"]  # type: ignore[assignment]
         return subject[0][0][1]
 
+    def resumed(self, earlier: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool]:
+        """The session of a new connection, and whether it is the earlier one."""
+        with (
+            socket.create_connection(self.address, DEADLINE_SECONDS) as sock,
+            self.context.wrap_socket(
+                sock, server_hostname=self.address[0], session=earlier
+            ) as wrapped,
+        ):
+            found = wrapped.session, bool(wrapped.session_reused)
+            wrapped.unwrap()  # else the server forgets the session
+            return found
+
     def gets(self, path: str) -> int:
         """The status of a path."""
         url = f"https://{self.address[0]}:{self.address[1]}{path}"
@@ -172,14 +184,27 @@ def test_an_authority_that_is_taken_out_is_trusted_no_more(
     with running(tmp_path, *arguments, command=COMMAND) as server:
         assert client_of(server, ca, old).gets("/livez") == 200
         others.write(tmp_path / "clients.pem")
-        wait_until(
-            lambda: "loaded the renewed certificate" in server.log,
-            deadline_seconds=DEADLINE_SECONDS,
-            what=lambda: server.log,
-        )
+        _until_renewed(server)
         assert client_of(server, ca, new).gets("/livez") == 200
         with pytest.raises(httpx.TransportError):
             client_of(server, ca, old).gets("/livez")
+
+
+def test_a_session_of_an_authority_that_is_taken_out_is_not_resumed(
+    mutual: tuple[str, ...], authority: Authority, clients: Authority, tmp_path: Path
+) -> None:
+    """With TLS 1.2 too, whose sessions the server keeps itself."""
+    shown = clients.issue(tmp_path / "client", "client", for_server=False)
+    arguments = (*UNPROBED, *mutual, "--enable-ssl-refresh")
+    with running(tmp_path, *arguments, command=COMMAND) as server:
+        client = client_of(server, authority.write(tmp_path / "ca.pem"), shown)
+        client.context.maximum_version = ssl.TLSVersion.TLSv1_2
+        session, _ = client.resumed(None)
+        assert client.resumed(session)[1]
+        Authority.named("others").write(tmp_path / "clients.pem")
+        _until_renewed(server)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            client.resumed(session)
 
 
 def test_the_probe_needs_no_certificate_of_yours(mutual: tuple[str, ...], tmp_path: Path) -> None:
@@ -195,4 +220,12 @@ def _until_shown(client: Client, name: str) -> None:
         lambda: client.sees() == name,
         deadline_seconds=DEADLINE_SECONDS,
         what=lambda: f"{name} is not shown",
+    )
+
+
+def _until_renewed(server: Server) -> None:
+    wait_until(
+        lambda: "loaded the renewed certificate" in server.log,
+        deadline_seconds=DEADLINE_SECONDS,
+        what=lambda: server.log,
     )

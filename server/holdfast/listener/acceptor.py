@@ -42,9 +42,10 @@ class Acceptor:
         sock: socket.socket,
         table: ConnectionTable,
         protocol: Callable[[ConnectionSlot], asyncio.Protocol],
-        context: ssl.SSLContext | None,
+        context: Callable[[], ssl.SSLContext | None],
         backlog: int,
     ) -> None:
+        """`context` returns the one for the next handshake; None without TLS."""
         self._sock = sock
         self._table = table
         self._protocol = protocol
@@ -96,18 +97,19 @@ class Acceptor:
         task = self._loop.create_task(self._arrive(sock, slot), name="arrival of a connection")
         self._arrivals.add(task)
         task.add_done_callback(self._arrivals.discard)
-        if self._context is not None:
+        if self._context() is not None:
             slot.allow_eviction(partial(self._drop, task))
 
     async def _arrive(self, sock: socket.socket, slot: ConnectionSlot) -> None:
         connect = partial(self._loop.connect_accepted_socket, partial(self._protocol, slot), sock)
+        context = self._context()
         has_arrived = False
         try:
-            if self._context is None:
+            if context is None:
                 await connect()
             else:
                 await connect(
-                    ssl=self._context,
+                    ssl=context,
                     ssl_handshake_timeout=self._table.limits.header_timeout_seconds or None,
                     ssl_shutdown_timeout=MAX_TLS_CLOSE_SECONDS,
                 )

@@ -171,7 +171,7 @@ class _Server(uvicorn.Server):
             raise RuntimeError("the application did not start")
         config = self.config
         self.servers: list[Any] = [
-            Acceptor(sock, self._table, self._protocol, config.ssl, config.backlog)
+            Acceptor(sock, self._table, self._protocol, lambda: config.ssl, config.backlog)
             for sock in sockets or ()
         ]
         self.started = True

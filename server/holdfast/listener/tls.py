@@ -9,8 +9,9 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
+
+import uvicorn
 
 from holdfast.settings import ListenSettings
 
@@ -26,24 +27,21 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 @asynccontextmanager
 async def certificates_refreshed(
-    context: ssl.SSLContext | None, settings: ListenSettings, identity: Path | None = None
+    config: uvicorn.Config, settings: ListenSettings, identity: Path | None = None
 ) -> AsyncIterator[None]:
     """Use replaced files for the next handshake while entered, if `--enable-ssl-refresh` is set.
 
-    A new context replaces the last one, since a context never forgets its client authorities.
+    A new context replaces the last one in `config`, since a context never forgets its client
+    authorities, nor the sessions of clients that it would not ask for their certificates again.
     Existing connections are not affected; `identity` stays accepted.
 
     The files are polled, not watched: a watch follows a file, which a renewal replaces, or a link
     to it, which Kubernetes replaces. Files that do not match are ignored with an error.
     """
-    if context is None or not settings.is_tls_refreshed:
+    if config.ssl is None or not settings.is_tls_refreshed:
         yield
         return
-    if settings.ssl_cert_reqs:
-        # A client that resumes a session would not be asked for its certificate again.
-        context.num_tickets = 0
-        context.options |= ssl.OP_NO_TICKET
-    task = asyncio.create_task(_follow(context, settings, identity), name="certificates")
+    task = asyncio.create_task(_follow(config, settings, identity), name="certificates")
     try:
         yield
     finally:
@@ -108,7 +106,7 @@ def accept_identity(context: ssl.SSLContext | None, identity: Path | None) -> No
         context.load_verify_locations(identity)
 
 
-async def _follow(context: ssl.SSLContext, settings: ListenSettings, identity: Path | None) -> None:
+async def _follow(config: uvicorn.Config, settings: ListenSettings, identity: Path | None) -> None:
     loaded = _stamp(settings)
     while True:
         await asyncio.sleep(POLL_SECONDS)
@@ -117,27 +115,13 @@ async def _follow(context: ssl.SSLContext, settings: ListenSettings, identity: P
             continue
         loaded = found
         try:
-            renewed = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            _load(renewed, settings)
+            renewed = _context(settings)
             accept_identity(renewed, identity)
         except OSError as error:  # ssl.SSLError is one
             logger.error("kept the old certificate, because the renewed one is invalid: %s", error)  # noqa: TRY400 - the line says it all
         else:
-            # The listener's own context cannot be replaced, but each handshake can get another.
-            context.sni_callback = partial(_hand_over, renewed)
+            config.ssl = renewed
             logger.info("loaded the renewed certificate from %s", settings.ssl_certfile)
-
-
-def _hand_over(
-    renewed: ssl.SSLContext,
-    handshake: ssl.SSLObject,
-    _name: str | None,
-    _asked: ssl.SSLContext,
-) -> None:
-    # Certificates, authorities and ciphers are those of this context now; OpenSSL keeps everything
-    # else, such as whether the client needs a certificate, from the one that the handshake began
-    # with.
-    handshake.context = renewed
 
 
 def _stamp(settings: ListenSettings) -> Stamp | None:
@@ -150,10 +134,14 @@ def _stamp(settings: ListenSettings) -> Stamp | None:
     return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 
-def _load(context: ssl.SSLContext, settings: ListenSettings) -> None:
+def _context(settings: ListenSettings) -> ssl.SSLContext:
+    """Return a context as uvicorn makes it at the start."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if settings.ssl_certfile:
         context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, _NO_PASSWORD)
+    context.verify_mode = ssl.VerifyMode(settings.ssl_cert_reqs)
     if settings.ssl_ca_certs:
         context.load_verify_locations(settings.ssl_ca_certs)
     if settings.ssl_ciphers:
         context.set_ciphers(settings.ssl_ciphers)
+    return context
