@@ -228,21 +228,20 @@ class EngineLauncher:
         directory = Path(spec.stats_directory)
         with start_errors(lambda: ""):
             startup.prepare(directory, spec)
-        mapped: frozenset[Path] = frozenset()
+        recorded = partial(startup.recorded, processes, directory)
         try:
             async with construction.explained(remote, is_unified_memory=self._is_unified_memory):
-                llm = await self._construct(directory, processes, remote)
+                llm = await self._construct(directory, recorded, remote)
                 engine = await unless_lost(self._connect(llm, spec, processes, remote), remote)
             try:
-                mapped = await asyncio.to_thread(lambda: cleanup.shared_memory(processes()))
+                await asyncio.to_thread(recorded)
                 yield engine
             finally:
                 if remote is not None:
                     remote.end()
                 await asyncio.shield(engine.stop())
         finally:
-            await asyncio.shield(asyncio.to_thread(lambda: tree.kill(processes())))
-            cleanup.unlink(mapped)
+            await asyncio.shield(asyncio.to_thread(lambda: tree.kill(recorded())))
 
     async def _construct(
         self, directory: Path, processes: EngineProcesses, remote: RemoteRanks | None

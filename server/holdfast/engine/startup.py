@@ -19,7 +19,7 @@ from vllm import envs
 from holdfast.errors import PluginMissingError
 from holdfast.nodes.remote_ranks import RemoteRanks
 from holdfast.patches.engine import OPERATORS_DIRECTORY_VARIABLE, prepare_builds
-from holdfast.processes import exits, forkserver, tree
+from holdfast.processes import cleanup, exits, forkserver, tree
 from holdfast.records import RankStats
 from holdfast.worker.crash_records import read_causes, root_of
 from holdfast.workspace.plan import SPEC_VARIABLE, WorkspaceSpec
@@ -55,6 +55,16 @@ def prepare(directory: Path, spec: WorkspaceSpec) -> None:
     cache = Path(default_cache_dir())
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     (directory / cache.name).symlink_to(cache)
+
+
+def recorded(processes: EngineProcesses, directory: Path) -> frozenset[psutil.Process]:
+    """Return an engine's processes, and record which shared memory they leave if they are killed.
+
+    A start that fails may kill them before anything else looks at them.
+    """
+    found = processes()
+    cleanup.record_shared_memory(directory, found)
+    return found
 
 
 def cause_of_failure(directory: Path, started_before: frozenset[int]) -> str:

@@ -14,7 +14,7 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,12 +145,11 @@ class EngineProcesses:
         self, order: Start, directory: Path, process: subprocess.Popen[bytes] | None
     ) -> None:
         """Return once nothing is left of the generation, and no sooner."""
-        mapped = set[Path]()
-        await _until_done(lambda: _kill(self._before, process, mapped))
+        await _until_done(lambda: _kill(self._before, process, directory))
         try:
             await self._report_ranks(order, directory)
         finally:
-            await _until_done(lambda: _remove(mapped, directory, self._before))
+            await _until_done(lambda: _remove(directory, self._before))
 
     async def _until_death(
         self,
@@ -285,13 +284,11 @@ async def _problem_of(step: Callable[[], str]) -> str:
 
 
 def _kill(
-    before: frozenset[psutil.Process],
-    process: subprocess.Popen[bytes] | None,
-    mapped: set[Path],
+    before: frozenset[psutil.Process], process: subprocess.Popen[bytes] | None, directory: Path
 ) -> str:
-    """Kill what was started since, and add the shared memory that it had; its files stay."""
+    """Kill what was started since, and record the shared memory that it had; its files stay."""
     processes = tree.children() - before
-    mapped |= cleanup.shared_memory(processes)
+    cleanup.record_shared_memory(directory, processes)
     if remaining := tree.kill(processes):
         return f"process {', '.join(map(str, remaining))} of the engine cannot be killed"
     if process is not None:
@@ -300,9 +297,8 @@ def _kill(
     return ""
 
 
-def _remove(mapped: Iterable[Path], directory: Path, before: frozenset[psutil.Process]) -> str:
+def _remove(directory: Path, before: frozenset[psutil.Process]) -> str:
     """Remove the files and the shared memory that the killed processes left."""
-    cleanup.unlink(mapped)
     cleanup.remove(directory)
     tree.reap(before)
     return ""

@@ -4,6 +4,7 @@ vLLM's rings take 400 MiB of /dev/shm per engine (apparent size), which count ag
 limit at the next start. With `--ipc=host`, other containers use that directory too, and some share
 memory with our engines. So only files that are known to be ours are removed: those with a name from
 `worker.ipc_names`, and those that our processes map under a name that only their creators use.
+The directory of an engine lists the latter, since nothing else tells whose they were.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,20 +22,35 @@ from holdfast.worker.ipc_names import SHARED_MEMORY, name_prefix
 MAX_ENGINES = 1000
 """The engines of one server whose names are searched for; each takes seconds to start."""
 _RENDEZVOUS = "vllm_dist_"
-_OWN_NAMES = re.compile(rf"(?:sem\.)?hf[a-z2-7]{{7}}|nccl-|torch_\d|{_RENDEZVOUS}")
-"""Names of ours, of NCCL's and torch's between their processes, and of the CPU backend's.
+_OWN_NAMES = re.compile(
+    rf"(?:sem\.)?hf[a-z2-7]{{7}}|nccl-|torch_\d|vllm_(?:offload|ec)_|{_RENDEZVOUS}"
+)
+"""Names of ours, of NCCL's and torch's between their processes, of vLLM's caches of KV and of media
+(0.32), which may be as large as the host's memory, and of the CPU backend's.
 
 The segments that a connector maps from another program's cache have other names.
 """
 
 
+_LIST = "shared-memory"
+"""The file in an engine's directory."""
+
+
 def remove(directory: Path) -> None:
-    """Remove the directory of a generation, and the shared memory that is named after it.
+    """Remove the directory of a generation, and the shared memory that is known to be its own.
 
     Call it when none of its processes runs any more.
     """
     unlink(_named(directory))
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def record_shared_memory(directory: Path, processes: Iterable[psutil.Process]) -> None:
+    """List what `shared_memory` finds in the directory of a generation."""
+    if new := shared_memory(processes).difference(_recorded(directory)):
+        lines = [f"{path.relative_to(SHARED_MEMORY)}\n" for path in sorted(new)]
+        with suppress(OSError), (directory / _LIST).open("a") as file:  # it may be full, or gone
+            file.writelines(lines)
 
 
 def shared_memory(processes: Iterable[psutil.Process]) -> frozenset[Path]:
@@ -73,10 +90,20 @@ def _named(directory: Path) -> Iterator[Path]:
     prefix = name_prefix(directory)
     yield from SHARED_MEMORY.glob(f"{prefix}*")
     yield from SHARED_MEMORY.glob(f"sem.{prefix}*")
-    yield from named_after_rendezvous(directory)
+    yield from known_from(directory)
 
 
-def named_after_rendezvous(directory: Path) -> Iterator[Path]:
-    """Yield the shared memory that the CPU backend named after an engine's rendezvous files."""
+def known_from(directory: Path) -> Iterator[Path]:
+    """Yield the shared memory that only the files in an engine's directory tell to be its own.
+
+    That is what is listed there, and what the CPU backend named after its rendezvous files.
+    """
+    yield from _recorded(directory)
     for rendezvous in directory.glob(f"{_RENDEZVOUS}*"):
         yield from SHARED_MEMORY.glob(f"*{rendezvous.name}*")
+
+
+def _recorded(directory: Path) -> Iterator[Path]:
+    with suppress(OSError):
+        for line in (directory / _LIST).read_text().splitlines():
+            yield SHARED_MEMORY / line

@@ -115,10 +115,10 @@ def _remove_left(owner: Path, record: _Record) -> None:
 
 
 def _remove_engines(directory: Path, real: Path) -> None:
-    """Remove the shared memory of every engine, whose names follow from the directory's name."""
+    """Remove the shared memory of every engine, as its directory's name and files tell."""
     cleanup.unlink(cleanup.named_after_engines(directory))
     for engine in real.glob("*/"):
-        cleanup.unlink(cleanup.named_after_rendezvous(engine))
+        cleanup.unlink(cleanup.known_from(engine))
 
 
 def _shared_owner(real: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from uuid import uuid4
 
 import psutil
 import pytest
@@ -21,9 +23,10 @@ from holdfast.engine.startup import until_stuck
 from holdfast.errors import EngineStartError, HostFullError, PluginMissingError
 from holdfast.nodes.actions import GenerationLost
 from holdfast.nodes.remote_ranks import RemoteRanks
-from holdfast.processes import forkserver
+from holdfast.processes import cleanup, forkserver
 from holdfast.records import Death, RankStats
 from holdfast.worker.crash_records import Cause
+from holdfast.worker.ipc_names import SHARED_MEMORY
 from holdfast.workspace.plan import WorkspaceSpec
 from holdfast.workspace.stats import StatsWriter
 from sample_status import a_rank
@@ -57,6 +60,18 @@ async def _stuck(
 ) -> str:
     async with asyncio.timeout(DEADLINE_SECONDS):
         return await until_stuck(family, 0.0, started_before)
+
+
+def test_what_the_processes_of_a_start_map_is_recorded_at_each_look(tmp_path: Path) -> None:
+    """A look comes before they are killed, however early the start fails."""
+    path = SHARED_MEMORY / f"vllm_offload_{uuid4().hex}.mmap"
+    this = frozenset({psutil.Process()})
+    with path.open("w+b") as file:
+        file.truncate(mmap.PAGESIZE)
+        with mmap.mmap(file.fileno(), mmap.PAGESIZE):
+            assert startup.recorded(lambda: this, tmp_path) == this
+    cleanup.remove(tmp_path)
+    assert not path.exists()
 
 
 def test_a_stopped_process_is_named() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -81,6 +83,26 @@ def test_the_shared_memory_of_ranks_that_met_is_removed(generation: Path) -> Non
         theirs.unlink()
 
 
+@contextmanager
+def mapping(path: Path) -> Iterator[psutil.Process]:
+    """A process that maps a new file."""
+    program = (
+        "import mmap, sys, time\n"
+        "file = open(sys.argv[1], 'w+b'); file.truncate(4096); m = mmap.mmap(file.fileno(), 4096)\n"
+        "print('mapped', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout
+            process.stdout.readline()
+            yield psutil.Process(process.pid)
+        finally:
+            process.kill()
+            path.unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize(
     ("name", "is_ours"),
     [
@@ -88,29 +110,28 @@ def test_the_shared_memory_of_ranks_that_met_is_removed(generation: Path) -> Non
         ("torch_1_{}", True),
         ("vllm_dist_{}", True),
         ("hfabcdefg{}", True),
+        ("vllm_offload_{}.mmap", True),
+        ("vllm_ec_{}_dp0.mmap", True),
         ("psm_{}", False),
         ("cache-of-a-neighbour-{}", False),
     ],
 )
 def test_of_what_a_process_maps_only_its_own_is_found(name: str, *, is_ours: bool) -> None:
     """A neighbour's segment that vLLM has merely attached to keeps its name."""
-    program = (
-        "import mmap, sys, time\n"
-        "file = open(sys.argv[1], 'w+b'); file.truncate(4096); m = mmap.mmap(file.fileno(), 4096)\n"
-        "print('mapped', flush=True); time.sleep(600)"
-    )
     path = SHARED_MEMORY / name.format(uuid4().hex)
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE
-    ) as process:
-        try:
-            assert process.stdout
-            process.stdout.readline()
-            found = cleanup.shared_memory([psutil.Process(process.pid)])
-            assert found == ({path} if is_ours else set())
-        finally:
-            process.kill()
-            path.unlink()
+    with mapping(path) as process:
+        assert cleanup.shared_memory([process]) == ({path} if is_ours else set())
+
+
+def test_what_was_mapped_is_removed_after_its_process(generation: Path) -> None:
+    """Its directory says what that was, each time that a look finds more."""
+    paths = [SHARED_MEMORY / f"vllm_offload_{uuid4().hex}.mmap" for _ in range(2)]
+    with mapping(paths[0]) as first, mapping(paths[1]) as second:
+        cleanup.record_shared_memory(generation, [first])
+        cleanup.record_shared_memory(generation, [first, second])
+        assert set(cleanup.known_from(generation)) == set(paths)
+        cleanup.remove(generation)
+        assert not any(path.exists() for path in paths)
 
 
 def test_names_are_short_enough_for_multiprocessing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from holdfast.processes import cleanup, runtime_directory
@@ -84,6 +86,20 @@ def test_what_a_killed_server_left_is_swept(
     assert not any(os.path.lexists(path) for path in (real, known, ring))
     assert known == real or not known.parent.exists()
     assert not list(shared_memory.iterdir())
+
+
+def test_what_an_engine_had_mapped_is_swept(temporary: Path, shared_memory: Path) -> None:
+    """Its name says nothing of the engine, but the engine's directory lists it."""
+    cache = shared_memory / "vllm_offload_1.mmap"
+    with server(temporary, shared_memory) as (real, _, _):
+        with cache.open("w+b") as file:
+            file.truncate(mmap.PAGESIZE)
+            with mmap.mmap(file.fileno(), mmap.PAGESIZE):
+                cleanup.record_shared_memory(real / "3", [psutil.Process()])
+        runtime_directory.sweep()
+        assert cache.exists()
+    runtime_directory.sweep()
+    assert not cache.exists()
 
 
 def test_shared_memory_outlives_the_directory_and_is_swept(
