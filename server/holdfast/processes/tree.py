@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -21,9 +24,13 @@ KILL_DEADLINE_SECONDS = 10.0
 POLL_SECONDS = 0.05
 STOPPED_POLL_SECONDS = 1.0
 TRACKER_LOOK_SECONDS = 5.0
+TRACKER_END_SECONDS = 2.0
 _TRACKER = "multiprocessing.resource_tracker import main"
 """Marks a tracker's command line; others may contain its name alone, for example after `-W`."""
 _QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
+
+
+logger = logging.getLogger("holdfast.engine")
 
 
 @contextmanager
@@ -45,7 +52,10 @@ def owned(
     try:
         yield
     finally:
-        kill(children())
+        if remaining := kill(children()):
+            logger.error(
+                "processes that cannot be killed are left: %s", ", ".join(map(str, remaining))
+            )
         end_resource_tracker()
 
 
@@ -97,8 +107,15 @@ def _replace_resource_tracker() -> None:
 
 def end_resource_tracker() -> None:
     """End Python's resource tracker, so that its warnings come before our last line."""
+    tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]  # noqa: SLF001 - as below
+    # It waits for the end of everything that may use it, even of what cannot be killed.
+    timer = threading.Timer(TRACKER_END_SECONDS, kill_tree, (tracker._pid,))  # noqa: SLF001 - as below
+    timer.daemon = True
+    if tracker._pid is not None:  # noqa: SLF001 - as below
+        timer.start()
     with suppress(ChildProcessError):  # it was killed, and we have reaped it
-        resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public ends it
+        tracker._stop()  # noqa: SLF001 - nothing public ends it
+    timer.cancel()
 
 
 def kill(processes: Iterable[psutil.Process]) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -68,6 +69,54 @@ def test_a_process_that_has_ended_is_not_a_descendant() -> None:
             what=lambda: f"{process} has not ended",
         )
         assert process not in tree.children()
+
+
+HELD = """
+import os, sys
+from multiprocessing import resource_tracker
+from pathlib import Path
+from holdfast.processes import tree
+
+tree.TRACKER_END_SECONDS = 0.01
+with tree.owned(Path(sys.argv[1]), {}, has_fork_server=False):
+    held = os.dup(resource_tracker._resource_tracker._fd)
+    tracker = resource_tracker._resource_tracker._pid
+print(Path(f"/proc/{tracker}").exists())
+"""
+"""Holds the pipe of its resource tracker, as a process does that cannot be killed."""
+
+
+def test_a_resource_tracker_that_is_held_is_killed(tmp_path: Path) -> None:
+    """It would not end, and the server would wait for it forever."""
+    done = ran(HELD, tmp_path)
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
+
+
+STUCK = """
+import sys
+from pathlib import Path
+from holdfast.processes import tree
+
+tree.kill = lambda _: (4711,)
+with tree.owned(Path(sys.argv[1]), {}, has_fork_server=False):
+    pass
+"""
+
+
+def test_a_process_that_cannot_be_killed_is_named(tmp_path: Path) -> None:
+    """The kernel may keep one in a call of a driver, with its memory."""
+    assert "processes that cannot be killed are left: 4711" in ran(STUCK, tmp_path).stderr
+
+
+def ran(program: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """A program of its own, since it changes how its process starts others."""
+    return subprocess.run(
+        [sys.executable, "-c", program, str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_a_process_that_goes_on_has_not_been_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
