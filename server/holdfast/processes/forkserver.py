@@ -36,7 +36,7 @@ from typing import Any
 import psutil
 
 from holdfast.patches.engine import fork_workers
-from holdfast.processes import environment, exits, imports
+from holdfast.processes import environment, exits, family, imports
 from holdfast.worker import lifetime
 
 PRELOADED: tuple[str, ...] = ("holdfast.processes.preloaded",)
@@ -165,7 +165,7 @@ def server() -> frozenset[psutil.Process]:
 def ended_and_running() -> frozenset[int]:
     """Return the pids of all children that the server has had so far."""
     # In this order, since a child is recorded before it is reaped.
-    running = {child.pid for process in server() for child in _children(process)}
+    running = {child.pid for process in server() for child in family.children(process.pid)}
     return exits.recorded_pids(exit_codes_directory()) | running
 
 
@@ -173,12 +173,6 @@ def exempt(process: ForkedProcess) -> None:
     """Have no start of an engine end because this process, which belongs to none, was killed."""
     if process.pid is not None and server_pid() is not None:
         exits.exempt(exit_codes_directory(), process.pid)
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    with suppress(psutil.Error):
-        return process.children()
-    return []
 
 
 def end_if_stopped() -> None:

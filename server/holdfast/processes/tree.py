@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from holdfast.processes import environment, forkserver
+from holdfast.processes import environment, family, forkserver
 from holdfast.processes.exits import is_alive
 from holdfast.worker import lifetime
 
@@ -37,11 +37,11 @@ logger = logging.getLogger("holdfast.engine")
 def owned(
     directory: Path, native_variables: Mapping[str, str], *, has_fork_server: bool = True
 ) -> Iterator[None]:
-    """Keep track of every descendant of this process while entered; each ends with it.
+    """Keep track of all `children` of this process while entered; each ends with it.
 
     The fork server starts at once, beside the imports of this process, unless the environment rules
-    it out; its socket goes into `directory`, and it gets `native_variables`. No child runs after
-    leaving.
+    it out; its socket goes into `directory`, and it gets `native_variables`. None of the children
+    runs after leaving.
     """
     forkserver.enable(is_allowed=has_fork_server and forkserver.is_allowed_by(os.environ))
     lifetime.adopt_orphans()
@@ -60,11 +60,12 @@ def owned(
 
 
 def children() -> frozenset[psutil.Process]:
-    """Return every living descendant except Python's resource tracker, which outlives engines.
+    """Return every living descendant except strangers and Python's resource tracker.
 
-    A killed process is one of them until `is_alive` says that it has ended.
+    The tracker outlives engines; `family` says what a stranger is. A killed process is one of the
+    children until `is_alive` says that it has ended.
     """
-    found = psutil.Process().children(recursive=True)
+    found = family.descendants(os.getpid(), lambda pid: not family.is_stranger(pid))
     return frozenset(
         child for child in found if is_alive(child) and not _is_resource_tracker(child)
     )
@@ -81,7 +82,7 @@ def start_resource_tracker() -> None:
 
 @asynccontextmanager
 async def resource_tracker_kept() -> AsyncIterator[None]:
-    """Replace a killed resource tracker while entered, and leave no zombie."""
+    """Replace a killed resource tracker while entered, and leave no zombie of it or strangers."""
     keeping = asyncio.create_task(_keep_resource_tracker(), name="resource tracker")
     try:
         yield
@@ -92,6 +93,8 @@ async def resource_tracker_kept() -> AsyncIterator[None]:
 async def _keep_resource_tracker() -> None:
     while True:
         _replace_resource_tracker()
+        if _has_zombie():
+            await asyncio.to_thread(_reap_strangers)
         await asyncio.sleep(TRACKER_LOOK_SECONDS)
 
 
@@ -107,7 +110,7 @@ def _replace_resource_tracker() -> None:
 
 def end_resource_tracker() -> None:
     """End Python's resource tracker, so that its warnings come before our last line."""
-    tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]  # noqa: SLF001 - as below
+    tracker: Any = resource_tracker._resource_tracker  # noqa: SLF001 - as below
     # It waits for the end of everything that may use it, even of what cannot be killed.
     timer = threading.Timer(TRACKER_END_SECONDS, kill_tree, (tracker._pid,))  # noqa: SLF001 - as below
     timer.daemon = True
@@ -136,7 +139,7 @@ def kill_tree(pid: int) -> None:
     """SIGKILL a process and all its descendants, even if some end by themselves meanwhile."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        for one in (*process.children(recursive=True), process):
+        for one in (*family.descendants(pid), process):
             with suppress(psutil.NoSuchProcess):
                 one.kill()
 
@@ -146,8 +149,23 @@ def reap(known: Collection[psutil.Process]) -> None:
 
     A child whose own parent would have reaped it stays our zombie, see `lifetime`.
     """
-    for child in psutil.Process().children():
+    for child in family.children(os.getpid()):
         if child not in known and not is_alive(child):
+            with suppress(psutil.Error):
+                child.wait(0)
+
+
+def _has_zombie() -> bool:
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # there is no child
+        return False
+
+
+def _reap_strangers() -> None:
+    # What a process of another session had in its environment is gone with its memory.
+    for child in family.children(os.getpid()):
+        if not is_alive(child) and family.is_in_another_session(child.pid):
             with suppress(psutil.Error):
                 child.wait(0)
 

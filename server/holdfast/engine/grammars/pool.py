@@ -22,7 +22,7 @@ import psutil
 from holdfast.engine.grammars.reaper import DYING_SECONDS, Reaper
 from holdfast.engine.grammars.workers import READY, Compile, serve
 from holdfast.errors import NotReadyError
-from holdfast.processes import forkserver
+from holdfast.processes import family, forkserver
 from holdfast.processes.exits import is_alive
 
 START_DEADLINE_SECONDS = 120.0
@@ -227,7 +227,7 @@ class Pool:
             pid = None if process is None else process.pid
             if pid is not None:
                 first = psutil.Process(pid)
-                return frozenset((first, *first.children()))
+                return frozenset((first, *family.children(pid)))
         return frozenset()
 
 

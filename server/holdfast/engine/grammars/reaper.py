@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from holdfast.processes import family
+
 DYING_SECONDS = 60.0
 """How long a killed worker may take to end: one that runs only on idle cores also ends only there.
 """
@@ -47,7 +49,7 @@ class Reaper:
         groups = self._groups
         if not groups:
             return frozenset()
-        children = psutil.Process(os.getpid()).children()
+        children = family.children(os.getpid())
         return frozenset(child for child in children if _group_of(child) in groups)
 
     async def _reap(self, process: Any) -> None:
