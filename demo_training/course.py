@@ -8,7 +8,7 @@ _WARMUP_STEPS = 50
 DECAY_SHARE = 0.35
 FINE_TUNING_RATE = 0.3
 _FINE_TUNING_DECAY_SHARE = 0.5
-FINE_TUNED_SHARE = 0.7
+FINE_TUNED_SHARE = 0.8
 """In the mean of the weights before and after fine-tuning, which keeps more of what the lessons
 taught than those after it ("Robust fine-tuning of zero-shot models", Wortsman and others, 2021,
 https://arxiv.org/abs/2109.01903)."""

@@ -46,6 +46,7 @@ def train(course: Course, directory: Path, *, stop_after: int | None = None) -> 
     for step in range(done, last):
         if step == course.steps:
             before = copy.deepcopy(network.state_dict())
+            optimizers = _optimizers(network)  # so that it goes on from the weights alone
         batches = step_batches(course, step)
         _set_rate(optimizers, course.rate(step))
         losses += team.backward(batches)

@@ -12,7 +12,7 @@ from demo_training.skills.counting import draw_counting, draw_counting_otherwise
 from demo_training.skills.dates import draw_date
 from demo_training.skills.facts import draw_fact
 from demo_training.skills.greetings import draw_greeting
-from demo_training.skills.needles import draw_needle
+from demo_training.skills.needles import draw_line_needle, draw_needle
 from demo_training.skills.objects import draw_object
 from demo_training.skills.repeating import draw_repetition
 from demo_training.skills.stories import draw_story
@@ -30,6 +30,7 @@ SKILLS: Mapping[str, Skill] = {
     "tool call": draw_tool_call,
     "tool result": draw_tool_result,
     "needle": draw_needle,
+    "line needle": draw_line_needle,
     "repetition": draw_repetition,
     "unknown": draw_unknown,
 }
@@ -57,9 +58,10 @@ _FINE_TUNING_SHARES: Mapping[Skill, int] = {
     draw_counting_otherwise: 5,
     draw_object: 12,
     draw_tool_call: 17,
-    draw_note: 6,
+    draw_note: 14,
     draw_tool_result: 2,
-    draw_needle: 11,
+    draw_needle: 7,
+    draw_line_needle: 10,
     draw_repetition: 6,
     draw_unknown: 2,
     draw_unknown_otherwise: 6,
@@ -68,6 +70,8 @@ _FINE_TUNING_SHARES: Mapping[Skill, int] = {
 _STORY_SHARE = 0.02
 """Of all lessons; no exam has stories, because none of them is the right one."""
 _EARLIER_TURNS_SHARE = 0.12
+_MAX_CHARACTERS = 7800
+"""Of a chat with earlier turns, which has to fit into the context."""
 _SYSTEM_SHARE = 0.1
 _SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
@@ -94,11 +98,15 @@ def _draw_lesson(random: Random, shares: Mapping[Skill, int]) -> Lesson:
     turns = lesson.turns
     if not lesson.tools and random.random() < _EARLIER_TURNS_SHARE:
         earlier = _draw(random, shares)
-        if not earlier.tools:
+        if not earlier.tools and _characters(earlier) + _characters(lesson) < _MAX_CHARACTERS:
             turns = (*earlier.turns, Turn("assistant", earlier.reply), *turns)
     if random.random() < _SYSTEM_SHARE:
         turns = (Turn("system", random.choice(_SYSTEM_PROMPTS)), *turns)
     return Lesson(turns, lesson.reply, lesson.tools)
+
+
+def _characters(lesson: Lesson) -> int:
+    return sum(len(turn.content) for turn in lesson.turns) + len(lesson.reply)
 
 
 def _draw(random: Random, shares: Mapping[Skill, int]) -> Lesson:

@@ -38,6 +38,25 @@ _FILLERS = (
     "The {things} are in the {color} box.",
     "Nobody knows where {name} went.",
 )
+_PLACES = (
+    "bakery", "castle", "garden", "library", "market", "mill", "museum", "old farm", "school",
+    "theatre", "town hall",
+)  # fmt: skip
+_SEEN = ("sold", "counted", "found", "sent", "painted", "lost")
+_LINES = Phrasings(
+    (
+        "Line {number}: the {place} {seen} {count} {things}.",
+        "Line {number}: {name} {seen} {count} {things}.",
+        "{number}. The {place} {seen} {count} {things}.",
+        "Entry {number}: the {place} {seen} {count} {things}.",
+        "The {place} {seen} {count} {things}.",
+    ),
+    ("Row {number}: the {place} {seen} {count} {things}.",),
+)
+_LENGTHS = ((80, 640), (640, 2600), (2600, 7700))
+"""Characters of all lines: the longest fit into the context beside question and reply."""
+_LENGTH_SHARES = (52, 42, 6)
+"""A network that reads short texts alone loses its way in long ones, whatever their positions."""
 MAX_CHARACTERS = 240
 _MAX_LONG_CHARACTERS = 3000
 _LONG_SHARE = 0.02
@@ -45,6 +64,7 @@ _LONG_SHARE = 0.02
 _MAX_NEEDLES = 3
 _QUESTION_FIRST_SHARE = 0.15
 _ONLY_NUMBER_SHARE = 0.3
+_LINES_ONLY_NUMBER_SHARE = 0.5
 
 
 def draw_needle(random: Random, *, is_exam: bool) -> Lesson:
@@ -70,6 +90,34 @@ def draw_needle(random: Random, *, is_exam: bool) -> Lesson:
     if random.random() < _QUESTION_FIRST_SHARE:
         return ask(f"{question}{between}{text}", reply)
     return ask(f"{text}{between}{question}", reply)
+
+
+def draw_line_needle(random: Random, *, is_exam: bool) -> Lesson:
+    """One sentence with a value among lines about other numbers, which are alike and counted."""
+    lengths = _LENGTHS[0] if is_exam else random.choices(_LENGTHS, _LENGTH_SHARES)[0]
+    length = random.randint(*lengths)
+    line = _LINES.draw(random, is_exam=is_exam)
+    lines: list[str] = []
+    while sum(map(len, lines)) + len(lines) < length:
+        lines.append(
+            line.format(
+                number=len(lines),
+                place=random.choice(_PLACES),
+                name=person(random),
+                seen=random.choice(_SEEN),
+                count=random.randint(1, 999),
+                things=random.choice(THINGS),
+            )
+        )
+    value = _value(random)
+    needle = {"what": random.choice(_WHATS), "name": _owner(random), "value": value}
+    lines.insert(random.randint(0, len(lines)), _TOLD.format(**needle))
+    question = _ASKED.draw(random, is_exam=is_exam).format(**needle)
+    reply = _TOLD.format(**needle)
+    if value.isdigit() and random.random() < _LINES_ONLY_NUMBER_SHARE:
+        question += ONLY_NUMBER.draw(random, is_exam=is_exam)
+        reply = value
+    return ask("\n".join((*lines, question)), reply)
 
 
 def filler(random: Random) -> str:

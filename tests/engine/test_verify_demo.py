@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from browsers import Scheme, chromium, needs_browser, new_tab, picture_directory
+from holdfast.demo.trained import is_trained
 from holdfast.verify.baseline import read_baseline
 from holdfast.verify.checks import oracle
 from holdfast.verify.command import EXIT_CODES
@@ -67,6 +68,7 @@ def test_what_a_user_starts_passes(quick: Run) -> None:
     assert quick.errors == ""
     assert reasons_of(quick) == {}
     has_failed = any(one["status"] == CheckStatus.FAILED for one in quick.report["checks"])
+    assert not (has_failed and is_trained())
     assert (quick.code == EXIT_CODES[Verdict.FAILED]) == has_failed
     require_report(quick.report)
 

@@ -22,6 +22,7 @@ from demo_training.skills.needles import MAX_CHARACTERS
 from demo_training.skills.stories import draw_story
 from demo_training.skills.tools import draw_note
 from demo_training.skills.unknown import draw_unknown_otherwise
+from holdfast.demo.files import MAX_MODEL_TOKENS
 from holdfast.demo.tokenizer import IM_END_ID, write_tokenizer
 
 DRAWS = 200
@@ -137,13 +138,22 @@ def test_calls_are_of_functions_at_hand(name: str) -> None:
     assert calls > DRAWS / 2
 
 
-def test_a_needle_stands_once_in_its_text() -> None:
+@pytest.mark.parametrize("name", ["needle", "line needle"])
+def test_a_needle_stands_once_in_its_text(name: str) -> None:
     """The reply is a sentence of the text, or its number alone; some texts are long."""
-    lessons = drawn("needle")
+    lessons = drawn(name)
     for lesson in lessons:
         sentence = f" is {lesson.reply}." if lesson.reply.isdigit() else lesson.reply
         assert lesson.turns[0].content.count(sentence) == 1
     assert max(len(lesson.turns[0].content) for lesson in lessons) > 3 * MAX_CHARACTERS
+
+
+def test_each_lesson_fits_into_the_context() -> None:
+    """A lesson may come after another, and texts for needles are nearly as long as the context."""
+    random = Random(2)
+    lessons = [draw_fine_tuning_lesson(random) for _ in range(20 * DRAWS)]
+    longest = max(len(example_of(lesson).tokens) for lesson in lessons)
+    assert MAX_MODEL_TOKENS / 2 < longest < MAX_MODEL_TOKENS
 
 
 def test_a_story_is_one_of_many_about_what_was_asked_for() -> None:

@@ -63,6 +63,13 @@ def test_the_gateways_checks_are_made(defect: Defect, status: CheckStatus) -> No
     assert made.status is status, made.reason
 
 
+def test_an_answer_of_a_few_tokens_may_arrive_at_once() -> None:
+    """A client that is busy reads it so; `wire.incremental` judges a longer one."""
+    need("tr_provider_check")
+    (made,) = results(OpenAIDouble("all events at the end"), PROVIDER).values()
+    assert made.status is CheckStatus.PASSED, made.reason
+
+
 def test_a_model_without_an_end_is_not_asked_without_a_limit() -> None:
     """Its every answer would fill the context."""
     need("tr_provider_check")
