@@ -26,7 +26,7 @@ def openai_app(engine: FakeEngine) -> Starlette:
             address = request.headers.get("X-data-parallel-rank")
             target = int(address) if address else None
             engine.received.append((path, body, target or 0))
-            status = engine.faults.refuses(path, body)
+            status = _status(engine, path, body)
             if status != 200:
                 return JSONResponse({"error": {"message": "refused by a test"}}, status)
             prompts, tokens = _prompts(body)
@@ -78,6 +78,12 @@ def openai_app(engine: FakeEngine) -> Starlette:
             route("/pooling", vectors),
         ]
     )
+
+
+def _status(engine: FakeEngine, path: str, body: Body) -> int:
+    limit = engine.context_limit_tokens
+    is_too_long = limit is not None and max(map(len, _prompts(body)[0])) >= limit
+    return 400 if is_too_long else engine.faults.refuses(path, body)
 
 
 def _json(content: Body) -> Response:

@@ -12,6 +12,7 @@ import struct
 import wave
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from random import Random
@@ -24,6 +25,7 @@ from holdfast.errors import ProbeFailedError
 from holdfast.probe import client, measure
 from holdfast.probe.client import Body
 from holdfast.probe.session import ProbeSession, StepResult
+from holdfast.probe.sizes import full_prompt_tokens
 from holdfast.records import EngineFacts
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
@@ -151,18 +153,44 @@ def _ways_to_sample(facts: EngineFacts) -> Iterator[tuple[str, Body]]:
 
 
 async def first_image(session: ProbeSession) -> StepResult:
-    """Prove the largest image that the model accepts and that fits in its context."""
-    refused = ""
+    """Prove the largest image that the model accepts, with a prompt that may be tried.
+
+    Only the server knows how many tokens an image has, so it refuses those that have too many.
+    """
+    longest, refused = session.longest_allowed_tokens, ""
+    if longest < 1:
+        return StepResult(is_skipped=True, limited=True, reason="no context may be tried")
     for width, height in _halved(session.facts.largest_image):
-        if obstacle := session.budget.time_obstacle(1, least_seconds=session.steps_seconds(1)):
+        if obstacle := _image_obstacle(session, longest):
             return StepResult(is_skipped=True, limited=True, reason=obstacle)
         session.begin_attempt(f"an image of {width} x {height}", 0)
         since = session.mark()
-        tokens, refused = await session.run_bounded(_show(session, width, height))
+        with _limited_to(session, longest), session.budget.attempt(longest, 0):
+            tokens, refused = await session.run_bounded(_show(session, width, height))
         if tokens:
             await _prove_ran(session, since)
-            return StepResult(tokens=tokens, reason=f"an image of {width} x {height}")
+            is_smaller = (width, height) != session.facts.largest_image
+            is_limited = is_smaller and longest < full_prompt_tokens(session.facts)
+            reason = f"an image of {width} x {height}"
+            return StepResult(tokens=tokens, limited=is_limited, reason=reason)
     return StepResult(is_skipped=True, limited=True, reason=f"no image was accepted: {refused}")
+
+
+def _image_obstacle(session: ProbeSession, tokens: int) -> str:
+    least_seconds = session.steps_seconds(1)
+    return session.budget.context_obstacle(tokens, 1) or session.budget.time_obstacle(
+        1, least_seconds=least_seconds
+    )
+
+
+@contextmanager
+def _limited_to(session: ProbeSession, prompt_tokens: int) -> Iterator[None]:
+    """While entered, the server refuses longer prompts."""
+    session.engine.limit_context(prompt_tokens + 1)
+    try:
+        yield
+    finally:
+        session.engine.limit_context(None)
 
 
 def _halved(largest: tuple[int, int] | None) -> Iterator[tuple[int, int]]:

@@ -690,6 +690,30 @@ def test_model_that_takes_no_image_after_all_is_limited() -> None:
     assert "refused by a test" in step_of(report, "first_image").reason
 
 
+@pytest.mark.parametrize("forbidden", [len(IMAGE_PROMPT), 1])
+def test_an_image_with_more_tokens_than_may_be_tried_is_not_computed(forbidden: int) -> None:
+    """It may have taken the machine down; afterwards the server takes what it took before."""
+    journal = ProbeJournal(None, "f", known_forbidden_tokens=forbidden)
+    report, the_bed = probe(steps=["first_image"], journal=journal)
+    step = step_of(report, "first_image")
+    assert (step.outcome, step.limited) == ("skipped", True), step
+    assert the_bed.engine.steps == []
+    assert the_bed.engine.context_limit_tokens is None
+
+
+def test_an_image_is_journalled(tmp_path: Path) -> None:
+    """If it takes the machine down, the next start leaves such contexts out."""
+    seen: set[int] = set()
+
+    def look(_: FakeStep) -> bool:
+        seen.update(json.loads(path.read_text())["context_tokens"] for path in tmp_path.iterdir())
+        return False
+
+    probe(Faults(kills=look), steps=["first_image"], journal=ProbeJournal(tmp_path, "f"))
+    assert seen == {FACTS.max_model_len - 1}
+    assert not list(tmp_path.iterdir())
+
+
 def test_adapter_gets_a_short_prompt_and_a_full_step() -> None:
     """Its kernels meet a decode and as many tokens as a step has."""
     report, the_bed = probe(steps=["first_adapter"])
