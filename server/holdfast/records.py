@@ -21,7 +21,6 @@ from holdfast.labels import (
     RejectionKind,
     StartPhase,
     StepName,
-    VerifyVerdict,
 )
 
 
@@ -200,6 +199,8 @@ class EngineFacts:
     """The blocks of the KV caches of all engines together."""
     max_loras: int = 0
     """How many LoRA adapters one batch may have; 0 without LoRA."""
+    max_answer_tokens: int | None = None
+    """The most tokens of any answer, whatever a client asks for; None if there is no such limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,18 +258,6 @@ class ProbeReport:
     slowest_step_seconds: float = 0.0
     is_whole: bool = True
     """Whether it was the suite, and not the one request that shows a proven engine again."""
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyRun:
-    """One run of `holdfast verify`, as an operator told the server of it."""
-
-    verdict: VerifyVerdict
-    profile: str
-    passed: int
-    """The number of checks that passed, as for the others."""
-    failed: int
-    inconclusive: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,9 @@ from holdfast.lifecycle.commands import (
     SleepResult,
     WakeCommand,
 )
-from holdfast.records import Lora, ProbeReport, ProbeStep, RankMemory, Status, VerifyRun
+from holdfast.records import Lora, ProbeReport, ProbeStep, RankMemory, Status
 from holdfast.request_context import current_request
+from holdfast.verify.records import VerifyRun
 from inner_app import InnerApp
 from sample_status import a_fresh_status, a_status
 from stub_engine import StubEngine

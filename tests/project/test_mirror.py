@@ -45,7 +45,8 @@ DRIVEN_ELSEWHERE = {
     "engine.configure": "process/test_usage_errors.py engine/test_engine_deaths.py",
     "engine.construction": "engine/test_engine_deaths.py engine/test_host_memory.py",
     "engine.continuation": "contract/test_vllm_continuation.py",
-    "engine.facts": "contract/test_vllm_images.py gpu_paths/test_scheduler.py",
+    "engine.facts": "contract/test_vllm_images.py contract/test_vllm_answer_limit.py"
+    " gpu_paths/test_scheduler.py",
     "engine.grammars.checker": "process/test_grammar_processes.py contract/test_vllm_grammars.py",
     "engine.grammars.compiler": "contract/test_vllm_grammars.py",
     "engine.grammars.given_up": "contract/test_vllm_grammars.py",
@@ -119,6 +120,7 @@ DRIVEN_ELSEWHERE = {
     "probe.batches": "unit/probe/test_suite.py",
     "probe.budget": "unit/probe/test_suite.py",
     "probe.contexts": "unit/probe/test_suite.py gpu_paths/test_scheduler.py",
+    "probe.decode_sizes": "unit/probe/test_sizes.py",
     "probe.decodes": "unit/probe/test_suite.py gpu_paths/test_scheduler.py",
     "probe.first_uses": "unit/probe/test_suite.py engine/test_probe_steps.py",
     "probe.session": "unit/probe/test_suite.py",

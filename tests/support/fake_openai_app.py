@@ -29,7 +29,8 @@ def openai_app(engine: FakeEngine) -> Starlette:
             status = _status(engine, path, body)
             if status != 200:
                 return JSONResponse({"error": {"message": "refused by a test"}}, status)
-            prompts, tokens = _prompts(body)
+            prompts, asked = _prompts(body)
+            tokens = min(asked, engine.facts.max_answer_tokens or asked)
             ignores_cache = "prompt_logprobs" in body
             requests = [
                 engine.submit(prompt, tokens, target, ignores_cache=ignores_cache)

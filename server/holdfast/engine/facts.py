@@ -76,7 +76,20 @@ def engine_facts(
         kv_watermark=scheduler.watermark,
         kv_blocks=cache.num_gpu_blocks or 0,  # vLLM adds up those of all engines
         max_loras=config.lora_config.max_loras if config.lora_config is not None else 0,
+        max_answer_tokens=max_answer_tokens(model),
     )
+
+
+def max_answer_tokens(model: Any) -> int | None:
+    """Return the limit on every answer that the operator has set with a generation config.
+
+    That of the model itself is only a default (`OpenAIServingCompletion`, 0.32, 0.33).
+    """
+    if model.generation_config in {"auto", "vllm"}:
+        limit = model.override_generation_config.get("max_new_tokens")
+    else:
+        limit = model.get_diff_sampling_param().get("max_tokens")
+    return None if limit is None else int(limit)
 
 
 def world(config: Any) -> tuple[tuple[int, int], ...]:

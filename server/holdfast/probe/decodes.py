@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 
-from holdfast.probe import client, measure, sizes
+from holdfast.probe import client, decode_sizes, measure
 from holdfast.probe.session import ProbeSession, StepResult
 from holdfast.records import EngineStep, RankStats
 
@@ -22,7 +22,7 @@ async def widest_decode(session: ProbeSession) -> StepResult:
     Log-probs are left out if the server allows none, and the structured output if the server
     refuses it; the reason says so.
     """
-    plans = sizes.widest_decodes(session.allowed)
+    plans = decode_sizes.widest_decodes(session.allowed)
     if not plans:
         return StepResult(is_skipped=True, reason="no request has room to decode")
     tokens = plans[0].requests * plans[0].prompt_tokens
@@ -68,7 +68,7 @@ async def _structure_refusal(session: ProbeSession) -> str:
 
 
 async def _decode_together(
-    session: ProbeSession, plan: sizes.DecodePlan, *, has_structure: bool
+    session: ProbeSession, plan: decode_sizes.DecodePlan, *, has_structure: bool
 ) -> int:
     """Serve all requests of the plan, and return how many decoded in one step.
 
@@ -110,7 +110,7 @@ def _sampling(session: ProbeSession) -> client.Body:
 
 async def mixed(session: ProbeSession) -> StepResult:
     """Prove an engine step in which a long prompt is prefilled while others decode."""
-    plans, has_overlapped = sizes.mixed(session.allowed), False
+    plans, has_overlapped = decode_sizes.mixed(session.allowed), False
     for plan in plans:
         prefill, obstacle = _affordable(session, plan)
         if prefill < 2:
@@ -131,7 +131,7 @@ async def mixed(session: ProbeSession) -> StepResult:
     return StepResult(is_skipped=True, limited=True, reason=reason)
 
 
-def _affordable(session: ProbeSession, plan: sizes.MixedPlan) -> tuple[int, str]:
+def _affordable(session: ProbeSession, plan: decode_sizes.MixedPlan) -> tuple[int, str]:
     """Return the longest prompt that the time left allows, and why it is shorter than wanted."""
     prefill, obstacle, others = plan.prefill_tokens, "", sum(plan.leading)
     # The decoders' prompts, the prefill beside them, and a decode before it.
@@ -156,7 +156,7 @@ async def _is_mixed(session: ProbeSession, since: measure.Mark, decoders: int, t
 
 
 async def _prefill_beside(
-    session: ProbeSession, decoders: sizes.DecodePlan, prompts: Sequence[int]
+    session: ProbeSession, decoders: decode_sizes.DecodePlan, prompts: Sequence[int]
 ) -> measure.Mark | None:
     """Serve prompts while the decoders run, and return how far the ranks were before the prompts.
 
@@ -171,7 +171,7 @@ async def _prefill_beside(
 
 
 async def _overlap(
-    session: ProbeSession, decoders: sizes.DecodePlan, prompts: Sequence[int]
+    session: ProbeSession, decoders: decode_sizes.DecodePlan, prompts: Sequence[int]
 ) -> measure.Mark | None:
     """Try once; None if the decoders were done before scheduling could be held."""
     running = decoders.requests * len(session.engines)
@@ -198,7 +198,9 @@ async def _send_beside(
     return since
 
 
-def _decoder_messages(session: ProbeSession, decoders: sizes.DecodePlan) -> list[client.Message]:
+def _decoder_messages(
+    session: ProbeSession, decoders: decode_sizes.DecodePlan
+) -> list[client.Message]:
     lengths = (decoders.prompt_tokens,) * decoders.requests
     return [
         client.Message(m.path, client.streamed(m.body), m.prompts, m.engine, m.output_tokens)

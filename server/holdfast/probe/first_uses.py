@@ -130,7 +130,7 @@ async def first_sampling(session: ProbeSession) -> StepResult:
     What the server refuses is left out, and the reason says so.
     """
     tokens = min(SAMPLED_PROMPT_TOKENS, session.limits.prompt_tokens)
-    answer = min(SAMPLED_OUTPUT_TOKENS, session.facts.max_model_len - tokens)
+    answer = min(SAMPLED_OUTPUT_TOKENS, session.limits.longest_answer(tokens))
     since, refusals = session.mark(), list[str]()
     for name, extra in dict(_ways_to_sample(session.facts)).items():
         seconds = session.steps_seconds(answer)
@@ -225,7 +225,7 @@ async def first_adapter(session: ProbeSession) -> StepResult:
         return StepResult(is_skipped=True, reason="no LoRA adapter is listed")
     # A short prompt may always be tried, as in the first step; perhaps no context may.
     short = min(ADAPTER_PROMPT_TOKENS, session.limits.prompt_tokens)
-    answer = min(ADAPTER_OUTPUT_TOKENS, session.facts.max_model_len - short)
+    answer = min(ADAPTER_OUTPUT_TOKENS, session.limits.longest_answer(short))
     full = min(session.allowed.prompt_tokens, session.allowed.step_tokens)
     if obstacle := session.budget.time_obstacle(full, full, least_seconds=session.steps_seconds(2)):
         return StepResult(is_skipped=True, limited=True, reason=obstacle)

@@ -21,11 +21,6 @@ FIRST_CONTEXT_TOKENS = 128
 FIRST_BATCH_TOKENS = 8
 TAIL_TOKENS = 160
 """The new tail of a cached prefix; kernels take another path above 128."""
-DECODE_PROMPT_TOKENS = 8
-DECODE_LADDER_TOKENS = (16, 64, 256)
-"""Outputs of the widest decode; a request that joins late needs the longer ones."""
-MIXED_DECODERS = (16, 8, 4, 2, 1)
-MIXED_OUTPUT_TOKENS = (512, 128, 32)
 
 
 def is_pooling(facts: EngineFacts) -> bool:
@@ -71,6 +66,8 @@ class EngineLimits:
     """The most tokens that a request holds KV cache for: max_model_len."""
     shared_prompt_tokens: int | None = None
     """The most tokens of one prompt in a step with others; None if there is no such bound."""
+    answer_tokens: int | None = None
+    """The most tokens that the server lets an answer have; None if the context alone limits it."""
     idle_steps: int = 0
     """The steps after a pause before requests decode: one fewer than the pipeline's stages."""
 
@@ -100,6 +97,7 @@ class EngineLimits:
             lookahead_tokens=ahead,
             context_tokens=facts.max_model_len,
             shared_prompt_tokens=facts.long_prefill_tokens,
+            answer_tokens=facts.max_answer_tokens,
             idle_steps=facts.pipeline_stages - 1,
         )
 
@@ -115,6 +113,11 @@ class EngineLimits:
         if self.input_tokens is not None:
             most = min(most, self.input_tokens // (self.decode_tokens + self.draft_slots))
         return most
+
+    def longest_answer(self, prompt_tokens: int) -> int:
+        """Return the most tokens of an answer after a prompt of `prompt_tokens`."""
+        room = self.prompt_tokens + 1 - prompt_tokens
+        return room if self.answer_tokens is None else min(room, self.answer_tokens)
 
     def takes(self, tokens: int, requests: int) -> bool:
         """Whether one step can schedule this many tokens and requests, KV cache aside."""
@@ -244,106 +247,3 @@ def fullest_step(limits: EngineLimits) -> int:
         sizes, x=False, key=lambda size: not _is_one_step(limits, _even(size, requests))
     )
     return sizes[fits - 1]
-
-
-@dataclass(frozen=True, slots=True)
-class DecodePlan:
-    """Requests that are prefilled in one step and then decode together."""
-
-    requests: int
-    prompt_tokens: int
-    output_tokens: int
-
-
-def widest_decodes(limits: EngineLimits) -> tuple[DecodePlan, ...]:
-    """Return plans for the most requests that can decode together; later ones decode longer."""
-    seats = max(1, limits.decoding_requests)
-    room = (limits.input_tokens or limits.step_tokens) // seats - limits.draft_slots
-    prompt = max(1, min(DECODE_PROMPT_TOKENS, room, limits.step_tokens // seats))
-    longest = limits.prompt_tokens + 1 - prompt
-    plans = (
-        DecodePlan(_width(limits, prompt, output), prompt, output)
-        for output in sorted({min(longest, output) for output in DECODE_LADDER_TOKENS})
-        if output >= 2
-    )
-    found = [plan for plan in plans if plan.requests]
-    return tuple(plan for plan in found if plan.requests == found[0].requests)
-
-
-def _width(limits: EngineLimits, prompt_tokens: int, output_tokens: int) -> int:
-    width = limits.decoding_requests
-    while width and not (
-        limits.takes(width * prompt_tokens, width)
-        and limits.holds((prompt_tokens + output_tokens,) * width)
-    ):
-        width -= 1
-    return width
-
-
-@dataclass(frozen=True, slots=True)
-class MixedPlan:
-    """Requests that decode while one long prompt is prefilled."""
-
-    decoders: DecodePlan
-    prefill_tokens: int
-    leading: tuple[int, ...] = ()
-    """Prompts before the long one, which fill the steps before requests decode."""
-
-
-def mixed(limits: EngineLimits) -> tuple[MixedPlan, ...]:
-    """Return plans that leave the prompts at least half of the KV cache, most decoders first."""
-    plans = (_mixed(limits, requests) for requests in MIXED_DECODERS)
-    return tuple(plan for plan in plans if plan is not None)
-
-
-def _mixed(limits: EngineLimits, requests: int) -> MixedPlan | None:
-    prompt = min(DECODE_PROMPT_TOKENS, limits.prompt_tokens)
-    leading = _leading(limits)
-    if len(leading) >= requests:
-        # A step with only the leading prompts could be mistaken for one with the decoders.
-        leading = ()
-    for output in MIXED_OUTPUT_TOKENS:
-        output_tokens = min(output, limits.prompt_tokens + 1 - prompt)
-        plan = DecodePlan(requests, prompt, output_tokens)
-        prefill = _beside(limits, plan, leading)
-        if prefill > 1 and output_tokens > 1:
-            return MixedPlan(plan, prefill, leading)
-    return None
-
-
-def _leading(limits: EngineLimits) -> tuple[int, ...]:
-    """Return prompts that fill the steps after a pause in which vLLM lets no request decode.
-
-    With asynchronous scheduling over a pipeline of N stages, a request decodes once in N steps
-    (`AsyncScheduler._update_after_schedule`, 0.32).
-    """
-    longest = min(limits.prompt_tokens, limits.step_tokens)
-    if not longest or not limits.idle_steps:
-        return ()
-    return (longest,) * ceil(limits.idle_steps * limits.step_tokens / longest)
-
-
-def _beside(limits: EngineLimits, decoders: DecodePlan, leading: Sequence[int]) -> int:
-    """Return the longest prompt that fits beside the others, also in the budget of one step."""
-    width = decoders.requests
-    held = width * limits.blocks_of(decoders.prompt_tokens + decoders.output_tokens)
-    is_too_wide = (
-        width >= limits.decoding_requests
-        or width + len(leading) >= limits.step_requests
-        or not limits.takes(width * decoders.prompt_tokens, width)
-        or not limits.takes(width * limits.decode_tokens + 1, width + 1)
-    )
-    if is_too_wide:
-        return 0
-    free = limits.prompt_tokens
-    if not limits.is_chunked:
-        slots = (width + 1) * limits.draft_slots
-        room = min(limits.step_tokens, (limits.input_tokens or limits.step_tokens) - slots)
-        free = min(free, room - width * limits.decode_tokens)
-    if limits.blocks is not None:
-        blocks = limits.blocks - limits.spare_blocks - held
-        if blocks < held:
-            return 0
-        blocks -= sum(map(limits.blocks_of, leading))
-        free = min(free, blocks * limits.block_tokens - limits.lookahead_tokens)
-    return free

@@ -57,6 +57,7 @@ _COMPOSED: frozenset[StepName] = frozenset({"batch_sweep", "full_batch"})
 _DECODING: frozenset[StepName] = frozenset(
     {"prefix_continuation", "widest_decode", "mixed", "baseline", "first_sampling"}
 )
+_TOGETHER: frozenset[StepName] = frozenset({"widest_decode", "mixed"})
 
 
 def reason_to_skip(step: StepName, facts: EngineFacts) -> str:
@@ -71,6 +72,7 @@ def reason_to_skip(step: StepName, facts: EngineFacts) -> str:
         (pools and step in _DECODING, "a pooling model does not decode"),
         (is_scattered and step in _COMPOSED, "pooling requests cannot choose their engine"),
         (step == "prefix_continuation" and not facts.has_prefix_caching, "prefix caching is off"),
+        (facts.max_answer_tokens == 1 and step in _TOGETHER, "no answer has a second token"),
         (step == "mixed" and facts.max_num_seqs < 2, "the engine runs one request at a time"),
         (step == "first_image" and not facts.largest_image, "the model accepts no images"),
         (step == "first_image" and pools, "a pooling model does not answer chats"),

@@ -21,7 +21,6 @@ from holdfast.records import (
     RankStats,
     SlotStats,
     Status,
-    VerifyRun,
 )
 from holdfast.status_page.activity import Activity, WatchedProgress
 from holdfast.status_page.curves import INTERVAL_SECONDS
@@ -32,6 +31,7 @@ from holdfast.status_page.sources import Sources
 from holdfast.status_page.wall_clock import WallClock
 from holdfast.telemetry.collector import holds_memory, last_step_seconds
 from holdfast.telemetry.logs import iso_time
+from holdfast.verify.records import VerifyRun
 
 MAX_ROWS = 200
 AVAILABLE_STEP_BYTES = 16 << 20

@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from holdfast.labels import GrowthPhase
-from holdfast.records import BaselineComparison, Death, ProbeReport, RankStats, VerifyRun
+from holdfast.records import BaselineComparison, Death, ProbeReport, RankStats
 from holdfast.status_page.curves import INTERVAL_SECONDS, Curves, percentile
 from holdfast.status_page.timeline import Timeline
+from holdfast.verify.records import VerifyRun
 
 MIN_SLEEP_SECONDS = 0.001
 """An event loop may end a sleep by up to this before its time."""

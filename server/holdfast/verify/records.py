@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Literal, get_args
 
 from holdfast.configuration_record import Configuration
+from holdfast.labels import VerifyVerdict
 
 SCHEMA = "holdfast-verify/1"
 """Rises when a reader of reports has to change."""
@@ -234,6 +235,18 @@ class Report:
     def count(self, status: CheckStatus) -> int:
         """How many checks have this status."""
         return sum(check.status is status for check in self.checks)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRun:
+    """One run of `holdfast verify`, as an operator told the server of it."""
+
+    verdict: VerifyVerdict
+    profile: str
+    passed: int
+    """The number of checks that passed, as for the others."""
+    failed: int
+    inconclusive: int
 
 
 def depth_of(profile: Profile) -> Profile:

@@ -8,15 +8,14 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.probe.decode_sizes import mixed, widest_decodes
 from holdfast.probe.sizes import (
     EngineLimits,
     batch_sizes,
     context_sizes,
     fewest,
     largest_step,
-    mixed,
     most,
-    widest_decodes,
 )
 from holdfast.records import EngineFacts
 from stub_engine import FACTS
@@ -45,6 +44,7 @@ def engines(draw: st.DrawFn) -> EngineFacts:
         draft_slots=slots,
         draft_lookahead_tokens=draw(st.sampled_from([0, drafts])),
         pipeline_stages=draw(st.sampled_from([1, 2])),
+        max_answer_tokens=draw(st.none() | st.integers(2, 300)),
         tasks=frozenset({draw(st.sampled_from(["generate", "embed"]))}),
     )
 
@@ -126,6 +126,7 @@ def test_widest_decodes_fit(facts: EngineFacts, cap: int | None) -> None:
         assert plan.requests * plan.prompt_tokens <= budget(facts, plan.requests)
         assert plan.requests * (1 + facts.draft_tokens) <= budget(facts, plan.requests)
         assert plan.output_tokens >= 2
+        assert plan.output_tokens <= (facts.max_answer_tokens or plan.output_tokens)
         assert length <= facts.max_model_len + 1
         assert not facts.kv_capacity_tokens or held_tokens(facts, (length,) * plan.requests) <= (
             facts.kv_capacity_tokens
@@ -144,5 +145,6 @@ def test_mixed_plans_fit(facts: EngineFacts, cap: int | None) -> None:
         assert not facts.kv_capacity_tokens or held_tokens(facts, (*lengths, *prompts)) <= (
             facts.kv_capacity_tokens
         )
+        assert 2 <= decoders.output_tokens <= (facts.max_answer_tokens or decoders.output_tokens)
         rest = budget(facts, decoders.requests + 1) - decoders.requests * (1 + facts.draft_tokens)
         assert rest >= (1 if facts.has_chunked_prefill else plan.prefill_tokens)

@@ -490,6 +490,26 @@ def test_log_probs_off() -> None:
     assert not any("logprobs" in body for _, body, _ in the_bed.engine.received)
 
 
+@pytest.mark.parametrize("most", [10, 2])
+def test_answers_that_the_server_cuts_are_asked_for_as_short(most: int) -> None:
+    """With `--override-generation-config '{"max_new_tokens": 10}'` the server becomes ready."""
+    steps: list[StepName] = ["first_token", "widest_decode", "mixed", "first_sampling"]
+    facts = replace(FACTS, max_answer_tokens=most)
+    report, _ = probe(steps=[*steps, "first_adapter"], facts=facts)
+    assert report.passed, report
+    assert step_of(report, "widest_decode").tokens == 8
+
+
+def test_where_answers_have_one_token_nothing_decodes() -> None:
+    """Then there is no such step to prove, so the proof is not limited."""
+    report, _ = probe(facts=replace(FACTS, max_answer_tokens=1))
+    assert report.passed, report
+    assert not report.limited
+    skipped = {step.name: step.reason for step in report.steps if step.outcome == "skipped"}
+    reason = "no answer has a second token"
+    assert skipped == {"widest_decode": reason, "mixed": reason}
+
+
 def test_refused_structured_output_is_left_out() -> None:
     """A server that refuses structured outputs is proven without, and the report says so."""
     faults = Faults(refuses=lambda _, body: 400 if "structured_outputs" in body else 200)

@@ -24,7 +24,6 @@ from holdfast.records import (
     HostMemory,
     NodeStatus,
     Status,
-    VerifyRun,
 )
 from holdfast.status_page.activity import WatchedProgress
 from holdfast.status_page.document import MAX_ROWS, DocumentBuilder
@@ -33,6 +32,7 @@ from holdfast.status_page.patch import Document, difference
 from holdfast.status_page.sources import Sources
 from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.progress import LogProgress
+from holdfast.verify.records import VerifyRun
 from sample_status import MIB, REJECTION, a_fresh_status, a_probe, a_rank, a_status
 from scripted_page import a_document, a_start
 from stub_engine import FACTS

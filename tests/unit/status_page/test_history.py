@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.records import BaselineComparison, Death, VerifyRun
+from holdfast.records import BaselineComparison, Death
 from holdfast.status_page import history as histories
 from holdfast.status_page.history import History, Sample
+from holdfast.verify.records import VerifyRun
 from sample_status import a_probe, a_rank
 from stub_engine import FakeClock
 

@@ -26,8 +26,9 @@ from holdfast.lifecycle.commands import (
     WakeCommand,
 )
 from holdfast.lifecycle.supervisor import Supervisor
-from holdfast.records import Lora, VerifyRun
+from holdfast.records import Lora
 from holdfast.telemetry.logs import log_levels, set_log_level
+from holdfast.verify.records import VerifyRun
 
 if TYPE_CHECKING:  # it imports vLLM, and these routes answer before that is imported
     from holdfast.engine.loras import Loras
