@@ -767,6 +767,25 @@ def test_what_an_earlier_engine_had_is_admitted(limit: str, answers: int) -> Non
 
 
 @pytest.mark.parametrize("limit", ["max_num_queued_reqs", "max_num_queued_tokens"])
+def test_the_probe_is_admitted(limit: str) -> None:
+    """Its decodes fill the queue before its prompt joins them, and no client waits meanwhile."""
+
+    async def scene(engine: Engine) -> None:
+        setattr(engine.llm.scheduler_config, limit, 1)
+        asking = engine.ask("first", RequestContext(is_probe=True))
+        await engine.until_sent(1)
+        with pytest.raises((QueueOverflowError, MaxQueuedTokensError)):
+            await engine.ask("of a client", RequestContext(), 2)
+        joining = engine.ask("second", RequestContext(is_probe=True))
+        await engine.until_sent(2)
+        for place in range(2):
+            engine.finish(place)
+        await asyncio.gather(asking, joining)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("limit", ["max_num_queued_reqs", "max_num_queued_tokens"])
 def test_all_that_are_tried_together_are_admitted(limit: str) -> None:
     """One that vLLM refused would be acquitted without having run."""
 

@@ -154,8 +154,13 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         return added
 
     def check_admission(self, *args: Any, **options: Any) -> None:
-        """Check as vLLM does, unless an earlier engine has had the request: it was admitted."""
-        if not current_request().has_outlived_engine:
+        """Check as vLLM does, unless an earlier engine has had the request: it was admitted.
+
+        Nor does the probe have to keep a limit, since no client waits while it runs. A canary does:
+        clients may have come by then, and the engine that has them needs none.
+        """
+        context = current_request()
+        if not (context.has_outlived_engine or context.is_probe):
             super().check_admission(*args, **options)
 
     async def abort(self, request_id: Any, *args: Any, **options: Any) -> None:
