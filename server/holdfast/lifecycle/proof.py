@@ -275,9 +275,14 @@ def proven_context_tokens(report: ProbeReport, facts: EngineFacts) -> int | None
 
 
 def _compared_tokens(report: ProbeReport | None) -> int:
-    """Return the length of the longest sequence of a baseline that a report proves."""
-    steps = report.steps if report else ()
-    return max((step.tokens for step in steps if step.name == "baseline"), default=0)
+    """Return the length of the longest sequence of a baseline that may be compared again.
+
+    If time ended the comparison, that is the longest context which was served.
+    """
+    if report is None or all(step.name != "baseline" for step in report.steps):
+        return 0
+    compared = (step.tokens for step in report.steps if step.name == "baseline")
+    return max(report.proven_tokens, *compared)
 
 
 def _is_to_blame(report: ProbeReport, death: Death) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.engine.baseline import top_width, worst_position
-from holdfast.errors import ProbeFailedError
+from holdfast.errors import ProbeFailedError, ProbeTooSlowError
 from holdfast.probe.client import CLAMPED_LOGPROB, exchange
 from holdfast.probe.session import ProbeSession, StepResult
 from holdfast.verify.agreement import Top
@@ -29,16 +29,24 @@ async def baseline(session: ProbeSession) -> StepResult:
     reason = f"{left_out} sequences of the baseline are longer than {longest} tokens"
     if not sequences:
         return StepResult(is_skipped=True, limited=True, reason=reason)
-    worst = _Difference()
+    worst, compared, too_slow = _Difference(), 0, ""
     for number, sequence in enumerate(sequences, start=1):
-        worst = max(worst, await _difference(session, sequence, number), key=lambda one: one.nats)
+        try:
+            found = await _difference(session, sequence, number)
+        except ProbeTooSlowError as error:
+            if not compared:
+                raise
+            too_slow = f"{session.attempt}: {error.cause}"
+            break
+        worst = max(worst, found, key=lambda one: one.nats)
+        compared = max(compared, len(sequence.tops) + 1)
     if not watch.judge("probe", worst.nats).agrees:
         raise ProbeFailedError(
             f"the log-probs differ from the baseline by {worst.nats:.3g} nats at {worst.place}, "
             f"and the recorded noise allows {watch.limit_nats:.3g}."
         )
-    most_tokens = max(len(one.tops) + 1 for one in sequences)
-    return StepResult(tokens=most_tokens, limited=bool(left_out), reason=reason if left_out else "")
+    reasons = [*([reason] if left_out else []), *([too_slow] if too_slow else [])]
+    return StepResult(tokens=compared, limited=bool(reasons), reason="; ".join(reasons))
 
 
 @dataclass(frozen=True, slots=True)

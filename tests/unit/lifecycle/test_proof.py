@@ -180,17 +180,27 @@ def test_a_proof_on_request_is_not_limited_by_what_was_proven_before() -> None:
     assert asyncio.run(live()) == ([None, None], 701)
 
 
-@pytest.mark.parametrize("compared", [None, 42])
-def test_a_recovery_compares_no_more_of_a_baseline_than_the_proof(compared: int | None) -> None:
-    """What was too long for it may be too long again."""
+@pytest.mark.parametrize(
+    ("step", "compared"),
+    [
+        (None, 0),
+        (ProbeStep("baseline", "passed", 1.0, tokens=600), 600),
+        (ProbeStep("baseline", "passed", 1.0, tokens=42, limited=True), 500),
+        (ProbeStep("baseline", "skipped", 1.0, limited=True), 500),
+    ],
+    ids=["none", "compared", "cut by time", "no time"],
+)
+def test_a_recovery_compares_no_more_of_a_baseline_than_was_served(
+    step: ProbeStep | None, compared: int
+) -> None:
+    """What was too long may be too long again; for what lacked time, there is time again."""
 
     async def live() -> int | None:
         learning = Learning(WorkspaceSettings(learned_directory=None), None)
         progress = LogProgress(logging.getLogger("a.pipe"))
         proof = Proof(ProbeSettings(), learning, progress, phases={}, on_report=lambda _: None)
         whole = report(500)
-        if compared is not None:
-            step = ProbeStep("baseline", "passed", 1.0, tokens=compared)
+        if step is not None:
             whole = replace(whole, steps=(*whole.steps, step))
         async with (
             FakeEngine() as engine,
@@ -201,7 +211,7 @@ def test_a_recovery_compares_no_more_of_a_baseline_than_the_proof(compared: int 
                 await proof.prove(engine, probe, death_task, start_seconds=1.0, is_first=True)
             return probe.compared_tokens
 
-    assert asyncio.run(live()) == (compared or 0)
+    assert asyncio.run(live()) == compared
 
 
 class EndlessProbe:

@@ -850,6 +850,30 @@ def test_a_sequence_beyond_the_allowed_length_is_left_out(most: int, outcome: st
     assert "sequences of the baseline are longer than" in step.reason
 
 
+@pytest.mark.parametrize(("nats", "outcome"), [(0.0, "passed"), (0.5, "failed")])
+def test_what_was_compared_counts_where_time_ends_the_rest(nats: float, outcome: str) -> None:
+    """A difference that was found is one; without it, the comparison is limited."""
+    faults = Faults(prompt_logprob=lambda position: -1.0 - nats * (position == 9))
+
+    async def run() -> tuple[ProbeStep, BaselineWatch]:
+        async with bed(faults, timeout_seconds=30.0) as the_bed:
+            the_bed.baseline = watch = BaselineWatch(RECORDED)
+
+            def ends_the_time(step: FakeStep) -> bool:
+                the_bed.engine.clock.now_seconds += 30.0 * (step.tokens == 22)
+                return False
+
+            faults.kills = ends_the_time
+            return step_of(await the_bed.probe(["baseline"]), "baseline"), watch
+
+    step, watch = run_in_loop(run())
+    assert step.outcome == outcome, step
+    assert watch.last()["probe"].worst_nats == nats
+    if outcome == "passed":
+        assert (step.tokens, step.limited) == (22, True)
+        assert step.reason == "sequence 2 of the baseline: no time was left"
+
+
 @pytest.mark.parametrize("compared", [42, 22, 0])
 def test_a_restarted_engine_is_compared_again(compared: int) -> None:
     """The proof of its worst case holds, and its numbers are new, as far as they were proven."""
