@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,6 +11,8 @@ import httpx
 
 from holdfast.api.key_lines import key_file_error, key_lines
 from holdfast.errors import UsageError
+
+_PROXY_VARIABLES = frozenset({"all_proxy", "http_proxy", "https_proxy"})
 
 
 def base_url(given: str) -> str:
@@ -31,6 +34,22 @@ def server_verification(url: str) -> ssl.SSLContext:
     if httpx.URL(url).scheme == "http":  # loading the authorities takes longer than many requests
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return httpx.create_ssl_context()
+
+
+def check_proxies() -> None:
+    """Check the proxies that the environment names.
+
+    Raises:
+        UsageError: httpx cannot use one of them.
+    """
+    try:
+        httpx.AsyncClient(verify=False)  # noqa: S501 - it sends nothing, and reads no certificates
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        named = sorted(name for name in os.environ if name.lower() in _PROXY_VARIABLES)
+        raise UsageError(
+            f"{' or '.join(named)}: httpx cannot use this proxy: {error}",
+            remedy="unset the variable for this command, or name an HTTP proxy.",
+        ) from error
 
 
 def _is_address(given: str) -> bool:

@@ -171,3 +171,16 @@ def test_a_terminal_follows_a_server_that_comes_and_goes(tmp_path: Path) -> None
             assert terminal.end(signal.SIGINT) == 0
     after = terminal.drawn.rpartition(LEAVE_SCREEN)
     assert (after[1], after[2].strip(), SHOW_CURSOR in terminal.drawn) == (LEAVE_SCREEN, "", True)
+
+
+@pytest.mark.parametrize("command", ["top", "verify"])
+def test_a_proxy_that_cannot_be_used_is_bad_usage(command: str) -> None:
+    """Without a traceback: the variable may be one that the shell sets for all programs."""
+    arguments = [sys.executable, "-m", "holdfast", command, "http://127.0.0.1:1"]
+    proxied = {**os.environ, "ALL_PROXY": "socks5://localhost:1080"}
+    run = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=60, check=False, env=proxied
+    )
+    assert run.returncode == 2, run.stderr
+    assert "ALL_PROXY" in run.stderr
+    assert "Traceback" not in run.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.remote_server import read_key, server_verification
+from holdfast.remote_server import check_proxies, read_key, server_verification
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,19 @@ def test_every_certificate_is_verified(
     found = server_verification(url)
     assert (found.verify_mode, found.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert bool(found.cert_store_stats()["x509"]) == is_anybody_trusted
+
+
+@pytest.mark.parametrize("proxy", ["socks5://localhost:1080", "ftp://localhost", "localhost:a"])
+def test_a_proxy_that_cannot_be_used_is_named_by_its_variable(
+    monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    """Some shells set one for all programs, and the reader may not have known."""
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(UsageError, match="ALL_PROXY"):
+        check_proxies()
+
+
+def test_an_http_proxy_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the only way to the server."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://localhost:3128")
+    check_proxies()

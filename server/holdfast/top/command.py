@@ -16,7 +16,7 @@ from rich.text import Text
 
 from holdfast.api.router import STREAM_PATH
 from holdfast.errors import NotReachableError, UsageError
-from holdfast.remote_server import base_url, read_key, server_verification
+from holdfast.remote_server import base_url, check_proxies, read_key, server_verification
 from holdfast.settings.flag import Parser, command_parser
 from holdfast.status_page.screen import as_text, screen
 from holdfast.terminal import is_terminal, say
@@ -40,10 +40,12 @@ def top(arguments: Sequence[str]) -> int:
     """Show the status of a server until Ctrl-C, or print it once, and return the exit code.
 
     Raises:
-        UsageError: a flag is wrong, the server asks for another key, or has no status page.
+        UsageError: a flag or a proxy is wrong, the server asks for another key, or has no status
+            page.
         NotReachableError: it does not answer, and the status was to be printed once.
     """
     flags = top_parser().parse_args(arguments)
+    check_proxies()
     watch = _Watch(base_url(flags.url), read_key(flags.api_key_file))
     try:
         if flags.once or not is_terminal(sys.stdout):

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from holdfast import __version__
 from holdfast.errors import UsageError
-from holdfast.remote_server import base_url, read_key
+from holdfast.remote_server import base_url, check_proxies, read_key
 from holdfast.settings.flag import Parser, command_parser
 from holdfast.terminal import say
 from holdfast.verify import packages
@@ -62,13 +62,14 @@ def verify(arguments: Sequence[str]) -> int:
     """Verify a server, write the report and return the exit code; or compare two reports.
 
     Raises:
-        UsageError: a flag is wrong, or the server asks for another key.
+        UsageError: a flag or a proxy is wrong, or the server asks for another key.
         NotReachableError: there is no such server, or it is not ready.
         HoldfastError: the report could not be written.
     """
     if arguments[:1] == ["diff"]:
         return diff(arguments[1:])
     flags = verify_parser().parse_args(arguments)
+    check_proxies()
     url = base_url(flags.url)
     key, options = read_key(flags.api_key_file), _options(flags)
     admin_key = read_key(flags.admin_api_key_file, "--admin-api-key-file")
