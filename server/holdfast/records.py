@@ -199,6 +199,8 @@ class EngineFacts:
     """The blocks of the KV caches of all engines together."""
     max_loras: int = 0
     """How many LoRA adapters one batch may have; 0 without LoRA."""
+    least_cached_tokens: int = 0
+    """How long a prompt is at least if the engine finds a part of it in its prefix cache."""
     max_answer_tokens: int | None = None
     """The most tokens of any answer, whatever a client asks for; None if there is no such limit."""
 

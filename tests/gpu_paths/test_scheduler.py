@@ -23,6 +23,7 @@ from fake_openai_app import openai_app
 from gpu_paths.reports import told
 from gpu_paths.scheduled_engine import ScheduledEngine, facts_of
 from gpu_paths.scheduler_settings import (
+    MAMBA_BLOCK_TOKENS,
     METHODS,
     Groups,
     Setting,
@@ -177,6 +178,20 @@ def test_a_planned_step_takes_all_its_prompts(base: Any, method: str, draft_toke
                 assert engine.first_step(lengths) == (size, len(lengths))
 
     asyncio.run(try_all())
+
+
+@pytest.mark.parametrize(
+    ("method", "blocks", "outcome"),
+    [("none", 2, "passed"), ("eagle", 2, "skipped"), ("eagle", 3, "passed"), ("mtp", 2, "skipped")],
+)
+def test_a_cached_prefix_has_a_block_that_drafting_does_not_drop(
+    base: Any, method: str, blocks: int, outcome: str
+) -> None:
+    """With one block, vLLM computes the whole prefix again, although nothing is wrong."""
+    length = blocks * MAMBA_BLOCK_TOKENS + 100
+    report = probed(base, Setting(method, groups="full and mamba", max_model_len=length))
+    assert report.passed, told(report)
+    assert step_of(report, "prefix_continuation").outcome == outcome, told(report)
 
 
 @pytest.mark.parametrize("groups", UNTOLD)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from importlib.metadata import entry_points
@@ -76,6 +77,7 @@ def engine_facts(
         kv_watermark=scheduler.watermark,
         kv_blocks=cache.num_gpu_blocks or 0,  # vLLM adds up those of all engines
         max_loras=config.lora_config.max_loras if config.lora_config is not None else 0,
+        least_cached_tokens=_least_cached_tokens(config),
         max_answer_tokens=max_answer_tokens(model),
     )
 
@@ -90,6 +92,19 @@ def max_answer_tokens(model: Any) -> int | None:
     else:
         limit = model.get_diff_sampling_param().get("max_tokens")
     return None if limit is None else int(limit)
+
+
+def _least_cached_tokens(config: Any) -> int:
+    """Return the length of a block of all groups of the KV cache, as far as the front end knows.
+
+    It is two blocks if drafting drops the last one that is found (`KVCacheCoordinator`, 0.32).
+    """
+    cache, speculation = config.cache_config, config.speculative_config
+    further = ("effective_attention_block_size", "mamba_block_size")
+    sizes = (cache.block_size, *(getattr(cache, name, None) for name in further))
+    block_tokens = math.lcm(*filter(None, sizes))
+    is_dropped = speculation is not None and speculation.use_eagle_block_drop()
+    return 2 * block_tokens if is_dropped else block_tokens
 
 
 def world(config: Any) -> tuple[tuple[int, int], ...]:

@@ -150,7 +150,7 @@ async def prefix_continuation(session: ProbeSession) -> StepResult:
     """Prove that a new tail continues a cached prefix, which is not computed again."""
     limit = session.longest_allowed_tokens
     prefix = limit - TAIL_TOKENS
-    if prefix <= session.limits.block_tokens:
+    if prefix <= max(session.limits.block_tokens, session.facts.least_cached_tokens):
         reason = f"a prompt of {limit} tokens has no room for a cached block and a new tail"
         return StepResult(is_skipped=True, reason=reason)
     cached = min(prefix, min(map(len, session.served.values()), default=0))
