@@ -30,7 +30,10 @@ from holdfast.records import EngineFacts
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 CLIP_SECONDS = 30
-"""vLLM cuts longer audio into clips of this length, so no encoder gets more (0.32)."""
+"""The length of the clips into which vLLM cuts longer audio for most models.
+
+For others, a clip has another length or none (`SpeechToTextConfig.max_audio_clip_s`, 0.32).
+"""
 SAMPLED_PROMPT_TOKENS, SAMPLED_OUTPUT_TOKENS = 8, 2
 IMAGE_OUTPUT_TOKENS = 2
 ADAPTER_PROMPT_TOKENS = 8
@@ -56,7 +59,7 @@ _PNG_BIT_DEPTH, _PNG_RGB = 8, 2
 
 
 async def transcribe(http: httpx.AsyncClient, facts: EngineFacts, tokens: int) -> None:
-    """Have the longest clip of silence transcribed, in at most `tokens` tokens.
+    """Have a clip of silence transcribed, in at most `tokens` tokens.
 
     Raises:
         ProbeFailedError: the answer is not whole.
