@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import hypothesis
@@ -13,7 +14,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from engine_sharing import OWN, group_of
+from engine_sharing import OWN, SHARED, group_of
 from holdfast.processes import cleanup, imports
 
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -36,17 +37,13 @@ for _number, _handler in _HANDLERS:
         signal.signal(_number, _handler)
 
 
-SHARING = frozenset({"engine", "gpu_paths"})
-"""The folders whose files may share an engine, or fake machines."""
-
-
 class _ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist's is untyped to mypy
     """Keeps together what shares an engine, and the quick tests of a file."""
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, name = nodeid.partition("::")
         path = Path(self.config.rootpath, file)
-        engine = group_of(path, name.partition("[")[0]) if path.parent.name in SHARING else None
+        engine = group_of(path, name.partition("[")[0])
         return nodeid if engine == OWN else engine or file
 
 
@@ -66,6 +63,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.session.stash.get(_FILE, None) != item.path:
         item.session.stash[_FILE] = item.path
         os.environ.pop("VLLM_WORKER_MULTIPROC_METHOD", None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """End the engines of a group after its last test: idle ones cost the other tests time.
+
+    Only where the tests of a group come one after the other.
+    """
+    outcome = yield
+    is_by_engine = "PYTEST_XDIST_WORKER" in os.environ
+    if is_by_engine and nextitem is not None and _engine_of(item) != _engine_of(nextitem):
+        item.session.stash.get(SHARED, ExitStack()).close()
+    return outcome
+
+
+def _engine_of(item: pytest.Item) -> str | None:
+    return group_of(item.path, item.name.partition("[")[0])
 
 
 @pytest.fixture

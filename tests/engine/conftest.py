@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from engine_sharing import SHARED
 from holdfast.demo.files import demo_directory, ensure_demo_model
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.worker.nan_rows import LOST_ROWS
@@ -16,6 +18,14 @@ from untrained import untrained_demo
 
 LIMITS = ("--request-timeout=1.5", "--max-body-size=1MiB")
 ROUTES = ("/livez", "/readyz", "/health", "/ping", "/startupz", "/statusz", "/metrics")
+
+
+@pytest.fixture(scope="session")
+def shared(request: pytest.FixtureRequest) -> Iterator[ExitStack]:
+    """The engines that tests share now: they end when no test that shares them is to come."""
+    with ExitStack() as engines:
+        request.session.stash[SHARED] = engines
+        yield engines
 
 
 @pytest.fixture(scope="session")
@@ -31,14 +41,14 @@ def silent_demo(models: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def demo_start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+def demo_start(shared: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """The demo model, READY, and what each state before that looked like."""
-    tools = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
+    flags = ("--demo", *SMALL, "--enable-auto-tool-choice", "--tool-call-parser=hermes")
     directory = tmp_path_factory.mktemp("demo")
-    with running(directory, "--demo", *SMALL, *tools, environment=COMPILED) as server:
-        sights: dict[str, Sight] = {}
-        server.until(lambda: _look(server, sights) == "READY", "READY")
-        yield Demo(server, sights)
+    server = shared.enter_context(running(directory, *flags, environment=COMPILED))
+    sights: dict[str, Sight] = {}
+    server.until(lambda: _look(server, sights) == "READY", "READY")
+    return Demo(server, sights)
 
 
 @pytest.fixture(scope="session")
@@ -54,21 +64,24 @@ def learned_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def first_start(silent_demo: Path, learned_state: Path) -> Iterator[Server]:
+def first_start(shared: ExitStack, silent_demo: Path, learned_state: Path) -> Server:
     """A need that nobody declared, met for the first time; its clients have short limits."""
     flags = ("--learned-restart=always", *LIMITS)
-    with running(learned_state, str(silent_demo), *SMALL, *flags) as server:
-        server.until_ready()
-        yield server
+    server = shared.enter_context(running(learned_state, str(silent_demo), *SMALL, *flags))
+    server.until_ready()
+    return server
 
 
 @pytest.fixture(scope="session")
-def second_start(first_start: Server, silent_demo: Path, learned_state: Path) -> Iterator[Server]:
+def second_start(
+    shared: ExitStack, first_start: Server, silent_demo: Path, learned_state: Path
+) -> Server:
     """The same model with what the first start learned."""
     assert first_start.process.poll() is None
-    with running(learned_state, str(silent_demo), *SMALL, "--learned-restart=always") as server:
-        server.until_ready()
-        yield server
+    flags = (*SMALL, "--learned-restart=always")
+    server = shared.enter_context(running(learned_state, str(silent_demo), *flags))
+    server.until_ready()
+    return server
 
 
 @pytest.fixture(scope="session")
@@ -95,13 +108,13 @@ def baseline(nan_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def compared(
-    nan_demo: Path, baseline: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
+    shared: ExitStack, nan_demo: Path, baseline: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Server:
     """The same model in another process, with the baseline."""
     arguments = (str(nan_demo), *FLAGS, f"--verify-baseline={baseline}")
-    with running(tmp_path_factory.mktemp("compared"), *arguments) as server:
-        server.until_ready()
-        yield server
+    server = shared.enter_context(running(tmp_path_factory.mktemp("compared"), *arguments))
+    server.until_ready()
+    return server
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+FOLDERS = frozenset({"engine", "gpu_paths"})
+"""The folders whose files may share an engine, or fake machines."""
+SHARED = pytest.StashKey[ExitStack]()
+"""Of a session: the engines that its tests share now."""
 WHOLE_FILE = ""
 OWN = ""
 """In place of the name of an engine: each test has one of its own."""
@@ -17,6 +24,8 @@ OWN = ""
 
 def group_of(path: Path, test: str) -> str | None:
     """The engine that a test shares: `OWN`, or None where its file has one for itself."""
+    if path.parent.name not in FOLDERS:
+        return None
     marks = _marks(path)
     return marks.get(test, marks.get(WHOLE_FILE))
 
