@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def no_more_files() -> Iterator[None]:
-    """While entered, this process can open nothing."""
+def no_more_files(*, at_once: int = 0) -> Iterator[None]:
+    """While entered, this process can open nothing, or so many files at once."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.open("/dev/null", os.O_RDONLY)
     os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + at_once, limits[1]))
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ cannot read, and it then finds none at all.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ from holdfast.processes.exits import DIRECTORY_VARIABLE
 from holdfast.workspace.plan import SPEC_VARIABLE
 
 _PROC = Path("/proc")
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _OURS = tuple(f"{name}=".encode() for name in (DIRECTORY_VARIABLE, SPEC_VARIABLE))
 """How the variables begin that Holdfast itself gives to the processes of engines."""
 
@@ -63,14 +65,20 @@ def is_in_another_session(pid: int) -> bool:
 
 
 def _by_parent() -> dict[int, list[int]]:
-    """Return the pids of all processes that can be looked at, by the pid of their parent."""
+    """Return the pids of all processes that can be looked at, by the pid of their parent.
+
+    Raises:
+        OSError: there is no descriptor to look with, so that some would be missing.
+    """
     found: dict[int, list[int]] = {}
-    for entry in os.scandir(_PROC):
-        if entry.name.isdecimal():
-            with suppress(OSError):  # it has ended, or belongs to another user
-                stat = (_PROC / entry.name / "stat").read_bytes()
-                parent = int(stat.rpartition(b")")[2].split()[1])
-                found.setdefault(parent, []).append(int(entry.name))
+    for process in [path for path in _PROC.iterdir() if path.name.isdecimal()]:
+        try:
+            stat = (process / "stat").read_bytes()
+        except OSError as error:
+            if error.errno in _OUT_OF_RESOURCES:
+                raise
+            continue  # it has ended, or belongs to another user
+        found.setdefault(int(stat.rpartition(b")")[2].split()[1]), []).append(int(process.name))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import threading
 import time
 import warnings
@@ -92,9 +93,10 @@ async def resource_tracker_kept() -> AsyncIterator[None]:
 
 async def _keep_resource_tracker() -> None:
     while True:
-        _replace_resource_tracker()
-        if _has_zombie():
-            await asyncio.to_thread(_reap_strangers)
+        with suppress(OSError):  # there is no descriptor now, perhaps at the next look
+            _replace_resource_tracker()
+            if _has_zombie():
+                await asyncio.to_thread(_reap_strangers)
         await asyncio.sleep(TRACKER_LOOK_SECONDS)
 
 
@@ -112,13 +114,18 @@ def end_resource_tracker() -> None:
     """End Python's resource tracker, so that its warnings come before our last line."""
     tracker: Any = resource_tracker._resource_tracker  # noqa: SLF001 - as below
     # It waits for the end of everything that may use it, even of what cannot be killed.
-    timer = threading.Timer(TRACKER_END_SECONDS, kill_tree, (tracker._pid,))  # noqa: SLF001 - as below
+    timer = threading.Timer(TRACKER_END_SECONDS, _kill_now, (tracker._pid,))  # noqa: SLF001 - as below
     timer.daemon = True
     if tracker._pid is not None:  # noqa: SLF001 - as below
         timer.start()
     with suppress(ChildProcessError):  # it was killed, and we have reaped it
         tracker._stop()  # noqa: SLF001 - nothing public ends it
     timer.cancel()
+
+
+def _kill_now(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def kill(processes: Iterable[psutil.Process]) -> tuple[int, ...]:

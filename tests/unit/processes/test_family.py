@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from file_limits import no_more_files
 from holdfast.processes import family
 from sleepers import sleeping
 
@@ -71,6 +72,18 @@ def test_a_process_that_must_not_be_looked_at_is_passed_over(
         )
         monkeypatch.setattr(family, "_PROC", tmp_path)
         assert family.descendants(os.getpid()) == [psutil.Process(child.pid)]
+
+
+def test_none_is_missing_where_only_one_file_can_be_opened() -> None:
+    """The look needs one descriptor at a time."""
+    with sleeping() as process, no_more_files(at_once=1):
+        assert process.pid in {child.pid for child in family.children(os.getpid())}
+
+
+def test_a_look_without_a_descriptor_fails() -> None:
+    """None is taken for ended because it could not be looked at."""
+    with no_more_files(), pytest.raises(OSError, match="Too many open files"):
+        family.children(os.getpid())
 
 
 def test_descendants_are_found_at_any_depth() -> None:
