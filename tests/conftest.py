@@ -43,7 +43,7 @@ class _ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist's is untype
     def _split_scope(self, nodeid: str) -> str:
         file, _, name = nodeid.partition("::")
         path = Path(self.config.rootpath, file)
-        engine = group_of(path, name.partition("[")[0])
+        engine = group_of(path, name)
         return nodeid if engine == OWN else engine or file
 
 
@@ -81,7 +81,7 @@ def pytest_runtest_teardown(
 
 
 def _engine_of(item: pytest.Item) -> str | None:
-    return group_of(item.path, item.name.partition("[")[0])
+    return group_of(item.path, item.name)
 
 
 @pytest.fixture

@@ -202,7 +202,7 @@ class EngineFacts:
     least_cached_tokens: int = 0
     """How long a prompt is at least if the engine finds a part of it in its prefix cache."""
     max_answer_tokens: int | None = None
-    """The most tokens of any answer, whatever a client asks for; None if there is no such limit."""
+    """The most tokens that an answer may have, even if a client asks for more; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,14 @@ OWN = ""
 
 
 def group_of(path: Path, test: str) -> str | None:
-    """The engine that a test shares: `OWN`, or None where its file has one for itself."""
+    """The engine that a test shares: `OWN`, or None where its file has one for itself.
+
+    `test` is its name, with or without its parameters.
+    """
     if path.parent.name not in FOLDERS:
         return None
     marks = _marks(path)
-    return marks.get(test, marks.get(WHOLE_FILE))
+    return marks.get(test.partition("[")[0], marks.get(WHOLE_FILE))
 
 
 @cache

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+_MAPS = """
+import mmap, sys, time
+file = open(sys.argv[1], "w+b")
+file.truncate(4096)
+mapped = mmap.mmap(file.fileno(), 4096)
+print("mapped", flush=True)
+time.sleep(600)
+"""
 
 
 @contextmanager
@@ -15,3 +28,25 @@ def sleeping() -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def begun(command: Sequence[str]) -> Iterator[psutil.Process]:
+    """The process of a command that has printed its first line; it is killed when this is left."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout
+            process.stdout.readline()
+            yield psutil.Process(process.pid)
+        finally:
+            process.kill()
+
+
+@contextmanager
+def mapping(path: Path) -> Iterator[psutil.Process]:
+    """A process that maps a new file, which is gone at the latest when this is left."""
+    try:
+        with begun([sys.executable, "-c", _MAPS, str(path)]) as process:
+            yield process
+    finally:
+        path.unlink(missing_ok=True)

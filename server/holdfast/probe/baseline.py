@@ -45,7 +45,7 @@ async def baseline(session: ProbeSession) -> StepResult:
             f"the log-probs differ from the baseline by {worst.nats:.3g} nats at {worst.place}, "
             f"and the recorded noise allows {watch.limit_nats:.3g}."
         )
-    reasons = [*([reason] if left_out else []), *([too_slow] if too_slow else [])]
+    reasons = list(filter(None, (reason if left_out else "", too_slow)))
     return StepResult(tokens=compared, limited=bool(reasons), reason="; ".join(reasons))
 
 

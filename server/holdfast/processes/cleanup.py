@@ -30,8 +30,6 @@ _OWN_NAMES = re.compile(
 
 The segments that a connector maps from another program's cache have other names.
 """
-
-
 _LIST = "shared-memory"
 """The file in an engine's directory."""
 

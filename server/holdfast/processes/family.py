@@ -68,7 +68,7 @@ def _by_parent() -> dict[int, list[int]]:
     """Return the pids of all processes that can be looked at, by the pid of their parent.
 
     Raises:
-        OSError: there is no descriptor to look with, so that some would be missing.
+        OSError: no descriptor is free, so some processes would be missing.
     """
     found: dict[int, list[int]] = {}
     for process in [path for path in _PROC.iterdir() if path.name.isdecimal()]:

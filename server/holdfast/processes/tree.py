@@ -93,7 +93,7 @@ async def resource_tracker_kept() -> AsyncIterator[None]:
 
 async def _keep_resource_tracker() -> None:
     while True:
-        with suppress(OSError):  # there is no descriptor now, perhaps at the next look
+        with suppress(OSError):  # no descriptor is free; one may be at the next look
             _replace_resource_tracker()
             if _has_zombie():
                 await asyncio.to_thread(_reap_strangers)
@@ -156,8 +156,12 @@ def reap(known: Collection[psutil.Process]) -> None:
 
     A child whose own parent would have reaped it stays our zombie, see `lifetime`.
     """
+    _reap(lambda child: child not in known)
+
+
+def _reap(is_wanted: Callable[[psutil.Process], bool]) -> None:
     for child in family.children(os.getpid()):
-        if child not in known and not is_alive(child):
+        if not is_alive(child) and is_wanted(child):
             with suppress(psutil.Error):
                 child.wait(0)
 
@@ -171,10 +175,7 @@ def _has_zombie() -> bool:
 
 def _reap_strangers() -> None:
     # What a process of another session had in its environment is gone with its memory.
-    for child in family.children(os.getpid()):
-        if not is_alive(child) and family.is_in_another_session(child.pid):
-            with suppress(psutil.Error):
-                child.wait(0)
+    _reap(lambda child: family.is_in_another_session(child.pid))
 
 
 def _until_ended(

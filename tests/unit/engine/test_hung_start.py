@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from holdfast.engine import hung_start
 from holdfast.engine.hung_start import StartTimer
 from holdfast.labels import StartPhase
 from holdfast.workspace.stats import StatsWriter
+from sleepers import begun
 
 DEADLINE_SECONDS = 60.0
 LOOKS = 20
@@ -43,13 +43,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def child(program: str) -> Iterator[frozenset[psutil.Process]]:
     """A process of an engine, once it runs the program."""
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            yield frozenset({psutil.Process(process.pid)})
-        finally:
-            process.kill()
+    with begun([sys.executable, "-c", program]) as process:
+        yield frozenset({process})
 
 
 def ended_by(

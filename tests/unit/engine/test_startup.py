@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import mmap
 import signal
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from holdfast.worker.ipc_names import SHARED_MEMORY
 from holdfast.workspace.plan import WorkspaceSpec
 from holdfast.workspace.stats import StatsWriter
 from sample_status import a_rank
+from sleepers import mapping
 
 DEADLINE_SECONDS = 60.0
 LOOKS = 20
@@ -65,13 +65,11 @@ async def _stuck(
 def test_what_the_processes_of_a_start_map_is_recorded_at_each_look(tmp_path: Path) -> None:
     """A look comes before they are killed, however early the start fails."""
     path = SHARED_MEMORY / f"vllm_offload_{uuid4().hex}.mmap"
-    this = frozenset({psutil.Process()})
-    with path.open("w+b") as file:
-        file.truncate(mmap.PAGESIZE)
-        with mmap.mmap(file.fileno(), mmap.PAGESIZE):
-            assert startup.recorded(lambda: this, tmp_path) == this
-    cleanup.remove(tmp_path)
-    assert not path.exists()
+    with mapping(path) as process:
+        family = frozenset({process})
+        assert startup.recorded(lambda: family, tmp_path) == family
+        cleanup.remove(tmp_path)
+        assert not path.exists()
 
 
 def test_a_stopped_process_is_named() -> None:

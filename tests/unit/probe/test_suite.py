@@ -501,7 +501,7 @@ def test_answers_that_the_server_cuts_are_asked_for_as_short(most: int) -> None:
 
 
 def test_where_answers_have_one_token_nothing_decodes() -> None:
-    """Then there is no such step to prove, so the proof is not limited."""
+    """No request can need such a step, so the proof is not limited."""
     report, _ = probe(facts=replace(FACTS, max_answer_tokens=1))
     assert report.passed, report
     assert not report.limited

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-import psutil
 import pytest
 
 from holdfast.processes import cleanup
 from holdfast.worker.ipc_names import SHARED_MEMORY, name_prefix
+from sleepers import mapping
 
 MAKES = """
 import multiprocessing, os, sys
@@ -81,26 +79,6 @@ def test_the_shared_memory_of_ranks_that_met_is_removed(generation: Path) -> Non
         assert theirs.exists()
     finally:
         theirs.unlink()
-
-
-@contextmanager
-def mapping(path: Path) -> Iterator[psutil.Process]:
-    """A process that maps a new file."""
-    program = (
-        "import mmap, sys, time\n"
-        "file = open(sys.argv[1], 'w+b'); file.truncate(4096); m = mmap.mmap(file.fileno(), 4096)\n"
-        "print('mapped', flush=True); time.sleep(600)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE
-    ) as process:
-        try:
-            assert process.stdout
-            process.stdout.readline()
-            yield psutil.Process(process.pid)
-        finally:
-            process.kill()
-            path.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(

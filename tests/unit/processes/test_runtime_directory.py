@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import subprocess
 import sys
@@ -11,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from holdfast.processes import cleanup, runtime_directory
 from holdfast.worker.ipc_names import name_prefix
+from sleepers import mapping
 
 SERVES = """
 import sys
@@ -91,15 +90,13 @@ def test_what_a_killed_server_left_is_swept(
 def test_what_an_engine_had_mapped_is_swept(temporary: Path, shared_memory: Path) -> None:
     """Its name says nothing of the engine, but the engine's directory lists it."""
     cache = shared_memory / "vllm_offload_1.mmap"
-    with server(temporary, shared_memory) as (real, _, _):
-        with cache.open("w+b") as file:
-            file.truncate(mmap.PAGESIZE)
-            with mmap.mmap(file.fileno(), mmap.PAGESIZE):
-                cleanup.record_shared_memory(real / "3", [psutil.Process()])
+    with mapping(cache) as process:
+        with server(temporary, shared_memory) as (real, _, _):
+            cleanup.record_shared_memory(real / "3", [process])
+            runtime_directory.sweep()
+            assert cache.exists()
         runtime_directory.sweep()
-        assert cache.exists()
-    runtime_directory.sweep()
-    assert not cache.exists()
+        assert not cache.exists()
 
 
 def test_shared_memory_outlives_the_directory_and_is_swept(

@@ -17,6 +17,7 @@ import pytest
 from holdfast.processes import stacks as reader
 from holdfast.processes.stacks import is_compiling, is_compiling_in_process, stacks_of
 from servers import wait_until
+from sleepers import begun
 
 DEADLINE_SECONDS = 60.0
 PYTHON = sys.executable
@@ -48,13 +49,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def busy(directory: Path, *, offers: bool = True) -> Iterator[psutil.Process]:
     """A Python process that does not come back."""
     command = [PYTHON, "-c", BUSY, str(directory), "offers" if offers else "mute"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout
-            process.stdout.readline()
-            yield psutil.Process(process.pid)
-        finally:
-            process.kill()
+    with begun(command) as process:
+        yield process
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def test_a_packed_answer_is_refused() -> None:
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
-    """The key would go to whoever answers."""
+    """Otherwise the API key could be sent to the wrong server."""
     cert, key = certificate(tmp_path)
 
     async def ask() -> None:
