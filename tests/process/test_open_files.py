@@ -30,8 +30,11 @@ def files_of(pid: int) -> int:
 
 
 @contextmanager
-def viewing(server: Server) -> Iterator[Callable[[], bool]]:
-    """A viewer of the status page. The function changes the page, and returns if it is told."""
+def viewing(server: Server) -> Iterator[tuple[httpx.Client, Callable[[], bool]]]:
+    """A viewer of the status page. The function changes the page, and returns if it is told.
+
+    The client keeps its connection.
+    """
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     run = {"verdict": "passed", "profile": "quick"}
     with (
@@ -40,13 +43,13 @@ def viewing(server: Server) -> Iterator[Callable[[], bool]]:
     ):
         lines = response.iter_lines()
         assert any(line == "event: snapshot" for line in lines)
-        client.get("/livez")  # the connection is kept, as there will be no other
+        client.get("/livez")
 
         def is_told() -> bool:
             assert client.put("/admin/verify-run", json=run).is_success
             return any(line == "event: change" for line in lines)
 
-        yield is_told
+        yield client, is_told
 
 
 def seen(server: Server, seconds: float) -> None:
@@ -62,13 +65,13 @@ def test_without_a_free_descriptor_the_server_goes_on(tmp_path: Path) -> None:
     flags = (*UNPROBED, f"--admin-api-key={ADMIN_KEY}")
     with running(tmp_path, *flags, command=COMMAND) as server, ExitStack() as stack:
         server.until_ready()
-        is_told = stack.enter_context(viewing(server))
+        client, is_told = stack.enter_context(viewing(server))
         pid = server.process.pid
         limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         open_files = files_of(pid)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_files // 2, limits[1]))
         for path in ("/livez", "/readyz", "/metrics", "/statusz", "/ui"):
-            assert server.get(path).status_code == 200, path
+            assert client.get(path).status_code == 200, path
         assert is_told()
         seen(server, LOOK_SECONDS)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)

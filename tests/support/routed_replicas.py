@@ -261,7 +261,9 @@ def chat(client: httpx.Client, url: str, prompt: str, *, max_tokens: int = 24) -
 
 def a_client() -> httpx.Client:
     """Return a client that waits as long as it takes."""
-    return httpx.Client(timeout=REQUEST_SECONDS, trust_env=False)
+    # A router may close a connection at the moment of the next request.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(timeout=REQUEST_SECONDS, trust_env=False, limits=limits)
 
 
 @contextmanager

@@ -70,7 +70,9 @@ class Server:
         self.process = process
         self._port = port
         # One for all requests: a client loads the certificates of the world when it is made.
-        self._client = httpx.Client(timeout=60, trust_env=False)
+        # It keeps no connection: the server may close one at the moment of the next request.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._client = httpx.Client(timeout=60, trust_env=False, limits=limits)
         self._log_path = log_path
         self.api_key = ""
 

@@ -137,6 +137,8 @@ class ShownPage:
                     base_url=base_url,
                     timeout=DEADLINE_SECONDS,
                     verify=server_verification(base_url),
+                    # The server may close a connection at the moment of the next request.
+                    limits=httpx.Limits(max_keepalive_connections=0),
                 ) as client,
                 self.page.running(),
             ):

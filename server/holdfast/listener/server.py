@@ -136,12 +136,13 @@ def own_client(
     """Return a client of our own listener, over TCP, a Unix socket or TLS.
 
     It does not verify the certificate, which names the public host: the peer is this process.
-    `identity` contains the certificate that the client presents, and its key.
+    `identity` contains the certificate that the client presents, and its key. No connection is
+    used twice: the listener might close it at the moment of the next request.
     """
     transport = httpx.AsyncHTTPTransport(
         uds=settings.uds,
         verify=_unverified(identity),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     )
     host = "localhost" if settings.uds else _reachable(sock)
     return httpx.AsyncClient(

@@ -27,10 +27,10 @@ PATIENT_SECONDS = 600.0
 """For an answer that may wait for a new engine, for the longest prompt, for many tokens or for
 others."""
 CONNECT_SECONDS = 10.0
-IDLE_SECONDS = 2.0
-"""A connection that was idle for longer is not used again: vLLM and Holdfast close it after 5 s,
-and a request that is on its way then gets no answer."""
 _MAX_CONNECTIONS = 256
+_MAX_IDLE_CONNECTIONS = 0
+"""No connection is used twice: a server closes an idle one after some seconds, and a request that
+is on its way then gets no answer. On a busy machine a client may notice only after it has asked."""
 _ADMIN = "/admin/"
 _PLAIN = "identity"
 """The only encoding whose bytes can be counted before they fill the memory."""
@@ -112,7 +112,9 @@ class Target:
         """What no report may contain."""
         self.headers = _authorization(api_key)
         self._admin_headers = _authorization(admin_key)
-        limits = httpx.Limits(max_connections=_MAX_CONNECTIONS, keepalive_expiry=IDLE_SECONDS)
+        limits = httpx.Limits(
+            max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_IDLE_CONNECTIONS
+        )
         # The deadline of each request bounds it as a whole; a part of it may take as long.
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         self._client = httpx.AsyncClient(

@@ -42,12 +42,14 @@ async def hello(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 
 def served(
-    settings: ListenSettings, act: Callable[[socket.socket], Coroutine[Any, Any, Any]]
+    settings: ListenSettings,
+    act: Callable[[socket.socket], Coroutine[Any, Any, Any]],
+    app: Any = hello,
 ) -> Any:
-    """What `act` returns while `hello` listens."""
+    """What `act` returns while `app` listens."""
 
     async def run(sock: socket.socket) -> Any:
-        async with listening(hello, sock, settings, limits=LimitSettings(), refusals=Refusals()):
+        async with listening(app, sock, settings, limits=LimitSettings(), refusals=Refusals()):
             return await act(sock)
 
     with bound_socket(settings) as sock:
@@ -69,6 +71,24 @@ def asked(settings: ListenSettings) -> tuple[int, str]:
 def test_our_client_reaches_a_tcp_port() -> None:
     """With `--port 0` the kernel chooses it."""
     assert asked(LOCAL) == (200, "http")
+
+
+def test_our_client_uses_no_connection_twice() -> None:
+    """The listener might close it at the moment of the next request."""
+    seen = set[object]()
+
+    async def look(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            seen.add(tuple(scope["client"]))
+        await hello(scope, receive, send)
+
+    async def ask(sock: socket.socket) -> None:
+        async with own_client(sock, LOCAL, {}) as client:
+            for _ in range(3):
+                assert (await client.get("/")).status_code == 200
+
+    served(LOCAL, ask, look)
+    assert len(seen) == 3
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
