@@ -13,19 +13,22 @@ from pathlib import Path
 from holdfast.probe.journal import ProbeJournal
 
 journal = ProbeJournal(Path(sys.argv[1]), sys.argv[2])
-*ended, last = map(int, sys.argv[3:])
-for tokens in ended:
-    with journal.attempt(tokens):
+attempt = getattr(journal, sys.argv[3])
+*ended, last = map(int, sys.argv[4:])
+for size in ended:
+    with attempt(size):
         pass
-with journal.attempt(last):
+with attempt(last):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def kill_during_last(directory: Path, fingerprint: str, *sizes_tokens: int) -> None:
+def kill_during_last(
+    directory: Path, fingerprint: str, *sizes: int, attempt: str = "attempt"
+) -> None:
     """Attempt the sizes in a separate process, which is killed during the last."""
     run = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(directory), fingerprint, *map(str, sizes_tokens)],
+        [sys.executable, "-c", _SCRIPT, str(directory), fingerprint, attempt, *map(str, sizes)],
         timeout=60,
         check=False,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from holdfast.probe import measure
 from holdfast.probe.journal import ProbeJournal
@@ -101,6 +101,20 @@ class Budget:
             f"{context_tokens} tokens could leave the host less than its margin: {available} "
             f"bytes are available, and the last size used {self._cost_bytes}"
         )
+
+    def image_obstacle(self, pixels: int) -> str:
+        """Return why an image of this size is left out; empty if it is not."""
+        forbidden = self._journal.forbidden_image
+        if forbidden is None or pixels < forbidden[0]:
+            return ""
+        return (
+            f"an attempt at an image of {forbidden[0]} pixels took the machine down; delete "
+            f"{forbidden[1]} to try it again"
+        )
+
+    def image_attempt(self, pixels: int) -> AbstractContextManager[None]:
+        """Journal an attempt at an image; what it takes says nothing about longer contexts."""
+        return self._journal.image_attempt(pixels)
 
     @contextmanager
     def attempt(self, context_tokens: int, new_tokens: int) -> Iterator[None]:

@@ -160,23 +160,29 @@ async def first_image(session: ProbeSession) -> StepResult:
 
     Only the server knows how many tokens an image has, so it refuses those that have too many.
     """
-    longest, refused = session.longest_allowed_tokens, ""
+    longest, refused, forbidden = session.longest_allowed_tokens, "", ""
     if longest < 1:
         return StepResult(is_skipped=True, limited=True, reason="no context may be tried")
     for width, height in _halved(session.facts.largest_image):
+        if obstacle := session.budget.image_obstacle(width * height):
+            forbidden = obstacle
+            continue
         if obstacle := _image_obstacle(session, longest):
             return StepResult(is_skipped=True, limited=True, reason=obstacle)
         session.begin_attempt(f"an image of {width} x {height}", 0)
         since = session.mark()
-        with _limited_to(session, longest), session.budget.attempt(longest, 0):
+        with _limited_to(session, longest), session.budget.image_attempt(width * height):
             tokens, refused = await session.run_bounded(_show(session, width, height))
         if tokens:
             await _prove_ran(session, since)
             is_smaller = (width, height) != session.facts.largest_image
-            is_limited = is_smaller and longest < full_prompt_tokens(session.facts)
-            reason = f"an image of {width} x {height}"
-            return StepResult(tokens=tokens, limited=is_limited, reason=reason)
-    return StepResult(is_skipped=True, limited=True, reason=f"no image was accepted: {refused}")
+            is_cut = is_smaller and longest < full_prompt_tokens(session.facts)
+            reasons = filter(None, (f"an image of {width} x {height}", forbidden))
+            return StepResult(
+                tokens=tokens, limited=is_cut or bool(forbidden), reason="; ".join(reasons)
+            )
+    reason = f"no image was accepted: {refused}" if refused else forbidden
+    return StepResult(is_skipped=True, limited=True, reason=reason)
 
 
 def _image_obstacle(session: ProbeSession, tokens: int) -> str:

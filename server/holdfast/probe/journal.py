@@ -5,7 +5,8 @@ lives, and is deleted when the attempt is over. An attempt that fails while the 
 over like any other: only one that ended with the process, or the machine, leaves its file. Servers
 that share a directory, as the replicas of a Deployment do, therefore forbid each other nothing. A
 size with which the host ran out of memory leaves such a file, too, which counts on that host alone:
-others may have more memory, or no neighbour that takes it.
+others may have more memory, or no neighbour that takes it. Images are kept apart from contexts: one
+that is small may take the machine down as well, and says nothing about long prompts.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from holdfast.atomic_files import (
     files_with_suffix,
@@ -31,6 +33,8 @@ from holdfast.atomic_files import (
 logger = logging.getLogger(__name__)
 
 LAYOUT = 2
+_CONTEXT, _IMAGE = "context_tokens", "image_pixels"
+"""What a file names, in which unit."""
 
 
 class ProbeJournal:
@@ -45,7 +49,9 @@ class ProbeJournal:
         name = f"probe-{_digest(fingerprint)}"
         self.path = directory / f"{name}-{secrets.token_hex(4)}.json" if directory else None
         """The file of the current attempt of this process."""
-        self._left = _left_in(directory, name, fingerprint) if directory else {}
+        left = _left_in(directory, name, fingerprint) if directory else {}
+        self._left = {path: size for path, (kind, size) in left.items() if kind == _CONTEXT}
+        self._left_images = {path: size for path, (kind, size) in left.items() if kind == _IMAGE}
 
     @property
     def forbidden_tokens(self) -> int | None:
@@ -58,44 +64,51 @@ class ProbeJournal:
         """The file that forbids the smallest context; None if no file does."""
         return min(self._left, key=self._left.__getitem__, default=None)
 
+    @property
+    def forbidden_image(self) -> tuple[int, Path] | None:
+        """The fewest pixels of an image with an attempt that never ended, and the file of it."""
+        return min(((size, path) for path, size in self._left_images.items()), default=None)
+
     def forbid(self, tokens: int) -> None:
         """Leave what an attempt leaves that never ended, since this size took the host's memory."""
         if self.path is not None:
             try:
-                write_atomically(self.path, self._record(tokens, host=socket.gethostname()))
+                write_atomically(
+                    self.path, self._record(_CONTEXT, tokens, host=socket.gethostname())
+                )
             except OSError as error:
                 logger.warning("cannot write the probe journal %s: %s", self.path, error)
 
-    @contextmanager
-    def attempt(self, tokens: int) -> Iterator[None]:
+    def attempt(self, tokens: int) -> AbstractContextManager[None]:
         """While entered, a file on disk says that a context of `tokens` is being tried."""
+        return self._attempt(_CONTEXT, tokens, f"contexts of {tokens} tokens and more")
 
+    def image_attempt(self, pixels: int) -> AbstractContextManager[None]:
+        """While entered, a file on disk says that an image of `pixels` is being tried."""
+        return self._attempt(_IMAGE, pixels, f"images of {pixels} pixels and more")
+
+    @contextmanager
+    def _attempt(self, kind: str, size: int, forbidden: str) -> Iterator[None]:
         def on_left(error: OSError) -> None:
             logger.warning(
-                "cannot delete the probe journal %s: %s; delete it, or later starts leave out "
-                "contexts of %d tokens and more",
+                "cannot delete the probe journal %s: %s; delete it, or later starts leave out %s",
                 self.path,
                 error,
-                tokens,
+                forbidden,
             )
 
         with ExitStack() as kept:
             if self.path is not None:
                 try:
-                    file = written_while_alive(self.path, self._record(tokens), on_left)
+                    file = written_while_alive(self.path, self._record(kind, size), on_left)
                     kept.enter_context(file)
                 except OSError as error:
                     logger.warning("cannot write the probe journal %s: %s", self.path, error)
             yield
 
-    def _record(self, tokens: int, **further: str) -> str:
+    def _record(self, kind: str, size: int, **further: str) -> str:
         return json.dumps(
-            {
-                "layout": LAYOUT,
-                "fingerprint": self._fingerprint,
-                "context_tokens": tokens,
-                **further,
-            }
+            {"layout": LAYOUT, "fingerprint": self._fingerprint, kind: size, **further}
         )
 
 
@@ -124,26 +137,27 @@ class ProbeJournals:
             ProbeJournal(self._directory, self._fingerprint).forbid(tokens)
 
 
-def _left_in(directory: Path, name: str, fingerprint: str) -> dict[Path, int]:
-    """Return the files of attempts that lost their process, and the sizes."""
+def _left_in(directory: Path, name: str, fingerprint: str) -> dict[Path, tuple[str, int]]:
+    """Return the files of attempts that lost their process, with what they name and its size."""
     files = sorted(files_with_suffix(".json", directory))
     read = ((path, _read(path, fingerprint)) for path in files if path.name.startswith(f"{name}-"))
-    return {path: tokens for path, tokens in read if tokens is not None}
+    return {path: left for path, left in read if left is not None}
 
 
 def _digest(fingerprint: str) -> str:
     return hashlib.sha256(fingerprint.encode()).hexdigest()[:32]
 
 
-def _read(path: Path, fingerprint: str) -> int | None:
+def _read(path: Path, fingerprint: str) -> tuple[str, int] | None:
     try:
         if is_writer_alive(path):
             return None
         record = read_record(path)
-        tokens = record["context_tokens"]
+        kind, size = _kind_and_size(record)
         is_ours = record["layout"] == LAYOUT and record["fingerprint"] == fingerprint
-        if is_ours and type(tokens) is int and tokens > 0:
-            return tokens if record.get("host", here := socket.gethostname()) == here else None
+        if is_ours and type(size) is int and size > 0:
+            is_of_here = record.get("host", here := socket.gethostname()) == here
+            return (kind, size) if is_of_here else None
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -153,6 +167,10 @@ def _read(path: Path, fingerprint: str) -> int | None:
         pass
     _set_aside(path)
     return None
+
+
+def _kind_and_size(record: Any) -> tuple[str, Any]:
+    return (_IMAGE, record[_IMAGE]) if _IMAGE in record else (_CONTEXT, record[_CONTEXT])
 
 
 def _set_aside(path: Path) -> None:

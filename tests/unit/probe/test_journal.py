@@ -19,6 +19,20 @@ def test_attempt_cut_off_by_a_kill_is_forbidden(tmp_path: Path) -> None:
     assert ProbeJournal(tmp_path / "new", "f").forbidden_tokens == 256
 
 
+def test_an_image_that_took_the_machine_down_forbids_no_context(tmp_path: Path) -> None:
+    """It may be small, and says nothing about long prompts; nor do these about images."""
+    kill_during_last(tmp_path, "f", 3072, attempt="image_attempt")
+    journal = ProbeJournal(tmp_path, "f")
+    assert journal.forbidden_tokens is None
+    assert journal.forbidden_image is not None
+    pixels, evidence = journal.forbidden_image
+    assert pixels == 3072
+    evidence.unlink()
+    kill_during_last(tmp_path, "f", 512)
+    journal = ProbeJournal(tmp_path, "f")
+    assert (journal.forbidden_tokens, journal.forbidden_image) == (512, None)
+
+
 def test_ended_attempts_are_allowed(tmp_path: Path) -> None:
     """An attempt that ended, well or with an exception, leaves nothing."""
     journal = ProbeJournal(tmp_path, "f")

@@ -722,16 +722,40 @@ def test_an_image_with_more_tokens_than_may_be_tried_is_not_computed(forbidden: 
 
 
 def test_an_image_is_journalled(tmp_path: Path) -> None:
-    """If it takes the machine down, the next start leaves such contexts out."""
+    """If it takes the machine down, the next start leaves such images out."""
     seen: set[int] = set()
 
     def look(_: FakeStep) -> bool:
-        seen.update(json.loads(path.read_text())["context_tokens"] for path in tmp_path.iterdir())
+        seen.update(json.loads(path.read_text())["image_pixels"] for path in tmp_path.iterdir())
         return False
 
     probe(Faults(kills=look), steps=["first_image"], journal=ProbeJournal(tmp_path, "f"))
-    assert seen == {FACTS.max_model_len - 1}
+    assert seen == {64 * 48}
     assert not list(tmp_path.iterdir())
+
+
+def test_an_image_that_took_the_machine_down_is_halved(tmp_path: Path) -> None:
+    """The next start shows a smaller one, and the reason says how to try it again."""
+    kill_during_last(tmp_path, "f", 64 * 48, attempt="image_attempt")
+    report, the_bed = probe(steps=["first_image"], journal=ProbeJournal(tmp_path, "f"))
+    step = step_of(report, "first_image")
+    assert (step.outcome, step.limited) == ("passed", True), step
+    assert [image[:2] for image in sent_images(the_bed)] == [(32, 24)]
+    (left,) = tmp_path.iterdir()
+    assert step.reason == (
+        "an image of 32 x 24; an attempt at an image of 3072 pixels took the machine down; "
+        f"delete {left} to try it again"
+    )
+
+
+def test_if_every_image_took_the_machine_down_none_is_shown(tmp_path: Path) -> None:
+    """The text contexts stay as long as they were."""
+    kill_during_last(tmp_path, "f", 1, attempt="image_attempt")
+    report, the_bed = probe(steps=["first_image"], journal=ProbeJournal(tmp_path, "f"))
+    step = step_of(report, "first_image")
+    assert (step.outcome, step.limited) == ("skipped", True), step
+    assert "an image of 1 pixels" in step.reason
+    assert sent_images(the_bed) == []
 
 
 def test_adapter_gets_a_short_prompt_and_a_full_step() -> None:
