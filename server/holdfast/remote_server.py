@@ -6,13 +6,14 @@ import os
 import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import httpx
 
 from holdfast.api.key_lines import key_file_error, key_lines
 from holdfast.errors import UsageError
 
-_PROXY_VARIABLES = frozenset({"all_proxy", "http_proxy", "https_proxy"})
+_PROXIED = ("http", "https", "all")
 
 
 def base_url(given: str) -> str:
@@ -40,16 +41,41 @@ def check_proxies() -> None:
     """Check the proxies that the environment names.
 
     Raises:
-        UsageError: httpx cannot use one of them.
+        UsageError: httpx cannot use one of them, or read the hosts that need none.
     """
     try:
         httpx.AsyncClient(verify=False)  # noqa: S501 - it sends nothing, and reads no certificates
     except (ImportError, ValueError, httpx.InvalidURL) as error:
-        named = sorted(name for name in os.environ if name.lower() in _PROXY_VARIABLES)
+        proxies = getproxies()
+        for scheme in filter(proxies.get, _PROXIED):
+            _check_proxy(_variable(scheme), proxies[scheme])
         raise UsageError(
-            f"{' or '.join(named)}: httpx cannot use this proxy: {error}",
+            f"{_variable('no')}: httpx cannot read one of its hosts: {error}",
+            remedy="unset the variable for this command, or write IPv6 addresses in it without "
+            "brackets and networks.",
+        ) from error
+
+
+def _check_proxy(variable: str, proxy: str) -> None:
+    """Check one proxy as httpx reads it; without a scheme it is http.
+
+    Raises:
+        UsageError: httpx cannot use it.
+    """
+    url = proxy if "://" in proxy else f"http://{proxy}"
+    try:
+        httpx.AsyncHTTPTransport(proxy=url, verify=False)  # noqa: S501 - as above
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise UsageError(
+            f"{variable}: httpx cannot use this proxy: {error}",
             remedy="unset the variable for this command, or name an HTTP proxy.",
         ) from error
+
+
+def _variable(scheme: str) -> str:
+    """Return the name under which the environment has a proxy: in any case, as urllib reads it."""
+    wanted = f"{scheme}_proxy"
+    return " or ".join(sorted(name for name in os.environ if name.lower() == wanted))
 
 
 def _is_address(given: str) -> bool:

@@ -82,6 +82,30 @@ def test_a_proxy_that_cannot_be_used_is_named_by_its_variable(
         check_proxies()
 
 
+def test_of_several_proxies_the_one_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others may be needed."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://localhost:3128")
+    monkeypatch.setenv("all_proxy", "ftp://localhost")
+    with pytest.raises(UsageError) as refused:
+        check_proxies()
+    assert refused.value.cause.startswith("all_proxy: httpx cannot use this proxy: ")
+
+
+@pytest.mark.parametrize("hosts", ["fd00::/8,localhost", "[::1]", "localhost,::1/128"])
+def test_an_exception_that_cannot_be_read_is_not_called_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, hosts: str
+) -> None:
+    """httpx takes IPv6 networks and brackets for ports."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://localhost:3128")
+    monkeypatch.setenv("NO_PROXY", hosts)
+    with pytest.raises(UsageError) as refused:
+        check_proxies()
+    assert refused.value.cause.startswith("NO_PROXY: httpx cannot read one of its hosts: ")
+    assert "IPv6" in refused.value.remedy
+
+
 def test_an_http_proxy_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be the only way to the server."""
     monkeypatch.setenv("HTTPS_PROXY", "http://localhost:3128")
