@@ -64,7 +64,7 @@ def _check_proxy(variable: str, proxy: str) -> None:
     """
     url = proxy if "://" in proxy else f"http://{proxy}"
     try:
-        httpx.AsyncHTTPTransport(proxy=url, verify=False)  # noqa: S501 - as above
+        httpx.AsyncHTTPTransport(proxy=url, verify=False)
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         raise UsageError(
             f"{variable}: httpx cannot use this proxy: {error}",

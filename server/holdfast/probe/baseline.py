@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.engine.baseline import top_width, worst_position
+from holdfast.engine.baseline import BaselineWatch, top_width, worst_position
 from holdfast.errors import ProbeFailedError, ProbeTooSlowError
 from holdfast.probe.client import CLAMPED_LOGPROB, exchange
 from holdfast.probe.session import ProbeSession, StepResult
@@ -29,51 +30,60 @@ async def baseline(session: ProbeSession) -> StepResult:
     reason = f"{left_out} sequences of the baseline are longer than {longest} tokens"
     if not sequences:
         return StepResult(is_skipped=True, limited=True, reason=reason)
-    worst, compared, too_slow = _Difference(), 0, ""
+    found, compared, too_slow = list[_Difference](), 0, None
     for number, sequence in enumerate(sequences, start=1):
         try:
-            found = await _difference(session, sequence, number)
+            async for difference in _differences(session, sequence, number):
+                found.append(difference)
         except ProbeTooSlowError as error:
-            if not compared:
-                raise
-            too_slow = f"{session.attempt}: {error.cause}"
+            too_slow = error
             break
-        worst = max(worst, found, key=lambda one: one.nats)
         compared = max(compared, len(sequence.tops) + 1)
-    if not watch.judge("probe", worst.nats).agrees:
-        raise ProbeFailedError(
-            f"the log-probs differ from the baseline by {worst.nats:.3g} nats at {worst.place}, "
-            f"and the recorded noise allows {watch.limit_nats:.3g}."
-        )
-    reasons = list(filter(None, (reason if left_out else "", too_slow)))
+    if found:
+        _judge(watch, max(found, key=lambda one: one.nats))
+    if too_slow and not compared:
+        raise too_slow
+    cut = f"{session.attempt}: {too_slow.cause}" if too_slow else ""
+    reasons = list(filter(None, (reason if left_out else "", cut)))
     return StepResult(tokens=compared, limited=bool(reasons), reason="; ".join(reasons))
 
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """Where a log-prob differs most from the recorded one."""
+    """Where a log-prob of one engine differs most from the recorded one."""
 
-    nats: float = -1.0
-    place: str = ""
+    nats: float
+    place: str
 
 
-async def _difference(
+def _judge(watch: BaselineWatch, worst: _Difference) -> None:
+    """Judge the greatest difference.
+
+    Raises:
+        ProbeFailedError: the recorded noise does not explain it.
+    """
+    if not watch.judge("probe", worst.nats).agrees:
+        raise ProbeFailedError(
+            f"the log-probs differ from the baseline by {worst.nats:.3g} nats at {worst.place}, "
+            f"and the recorded noise allows {watch.limit_nats:.3g}."
+        )
+
+
+async def _differences(
     session: ProbeSession, sequence: RecordedSequence, number: int
-) -> _Difference:
+) -> AsyncIterator[_Difference]:
     """Score a sequence on every engine; each rank must have computed all of it."""
     ids = [*sequence.prompt_ids, *sequence.answer_ids]
     session.begin_attempt(f"sequence {number} of the baseline", len(ids))
-    since, worst = session.mark(), _Difference()
+    since = session.mark()
     for engine in session.engines:
-        found = await session.run_bounded(_scored(session, engine, ids))
-        position, nats = worst_position(sequence.tops, found)
-        one = _Difference(nats, f"position {position} of sequence {number}")
-        worst = max(worst, one, key=lambda each: each.nats)
+        scored = await session.run_bounded(_scored(session, engine, ids))
+        position, nats = worst_position(sequence.tops, scored)
+        yield _Difference(nats, f"position {position} of sequence {number}")
     await session.require(
         lambda rank: since.new_tokens(rank) >= len(ids),
         f"the ranks did not schedule {len(ids)} new tokens for it.",
     )
-    return worst
 
 
 async def _scored(session: ProbeSession, engine: int | None, ids: list[int]) -> list[Top]:

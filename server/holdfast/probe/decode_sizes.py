@@ -80,6 +80,25 @@ def _mixed(limits: EngineLimits, requests: int) -> MixedPlan | None:
     return None
 
 
+def prompts_behind(limits: EngineLimits, plan: MixedPlan) -> tuple[int, ...]:
+    """Return prompts that outlast the step in which the decoders of a plan are prefilled.
+
+    Queued behind the decoders, they have tokens left for the step in which these decode, however
+    short the answers are. Empty if there is no room for that many.
+    """
+    decoders = plan.decoders
+    first = (
+        1 + limits.idle_steps
+    ) * limits.step_tokens - decoders.requests * decoders.prompt_tokens
+    count = ceil((max(0, first) + 2) / plan.prefill_tokens)
+    held = (decoders.prompt_tokens + decoders.output_tokens,) * decoders.requests
+    # A step with only the prompts could be mistaken for one with the decoders.
+    is_known = count < decoders.requests or count == 1
+    has_seats = decoders.requests + count <= limits.step_requests
+    has_room = limits.holds((*held, *(plan.prefill_tokens + 1,) * count))
+    return (plan.prefill_tokens,) * count if is_known and has_seats and has_room else ()
+
+
 def _leading(limits: EngineLimits) -> tuple[int, ...]:
     """Return prompts that fill the steps after a pause in which vLLM lets no request decode.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from holdfast.probe import client, decode_sizes, measure
 from holdfast.probe.session import ProbeSession, StepResult
@@ -120,7 +121,11 @@ async def mixed(session: ProbeSession) -> StepResult:
         prompts = (*plan.leading, prefill)
         since = await _prefill_beside(session, plan.decoders, prompts)
         has_overlapped = has_overlapped or since is not None
-        if since is not None and await _is_mixed(session, since, decoders, sum(prompts)):
+        if since is not None:
+            is_mixed = await _is_mixed(session, since, decoders, sum(prompts))
+        else:
+            is_mixed = await _is_mixed_behind(session, replace(plan, prefill_tokens=prefill))
+        if is_mixed:
             return StepResult(tokens=prefill, limited=bool(obstacle), reason=obstacle)
     if not plans:
         return StepResult(is_skipped=True, reason="no prompt fits beside a request that decodes")
@@ -143,16 +148,51 @@ def _affordable(session: ProbeSession, plan: decode_sizes.MixedPlan) -> tuple[in
     return prefill, obstacle
 
 
-async def _is_mixed(session: ProbeSession, since: measure.Mark, decoders: int, tokens: int) -> bool:
+async def _is_mixed(
+    session: ProbeSession, since: measure.Mark, decoders: int, tokens: int, first_step: int = 0
+) -> bool:
     def is_mixed(step: EngineStep) -> bool:
         # A prompt gets one token, in the step that ends its prefill, so it never decodes.
         return step.scheduled_tokens > step.requests > decoders
 
     def is_shown(rank: RankStats) -> bool:
-        return any(map(is_mixed, since.new_steps(rank)))
+        steps = [step for step in since.new_steps(rank) if step.requests]
+        return any(map(is_mixed, steps[first_step:]))
 
     missing = f"not every rank ran a step with {decoders} decodes and a prefill."
     return await session.is_formed(since, tokens, is_shown, missing)
+
+
+async def _is_mixed_behind(session: ProbeSession, plan: decode_sizes.MixedPlan) -> bool:
+    """Queue the decoders and the prompts together: for answers that end before a prompt can join.
+
+    The first step prefills the decoders, so it does not count.
+    """
+    prompts = decode_sizes.prompts_behind(session.allowed, plan)
+    seconds = session.steps_seconds(len(prompts) + 2)
+    total = sum(prompts)
+    if not total or session.budget.time_obstacle(total, max(prompts), least_seconds=seconds):
+        return False
+    decoders = plan.decoders
+    since = await session.run_bounded(_queue_behind(session, decoders, prompts))
+    tokens = total + decoders.requests * decoders.prompt_tokens
+    return await _is_mixed(session, since, decoders.requests, tokens, first_step=1)
+
+
+async def _queue_behind(
+    session: ProbeSession, decoders: decode_sizes.DecodePlan, prompts: Sequence[int]
+) -> measure.Mark:
+    lengths = (decoders.prompt_tokens,) * decoders.requests
+    ahead = session.messages(lengths, session.prompts.fresh, decoders.output_tokens)
+    queued = 0
+    async with asyncio.TaskGroup() as group, session.engine.scheduling_paused():
+        since = session.mark()
+        for messages in (ahead, session.messages(prompts, session.prompts.fresh)):
+            for message in messages:
+                group.create_task(client.exchange(session.client, message))
+            queued += sum(message.prompts for message in messages)
+            await session.until_queued(queued)
+    return since
 
 
 async def _prefill_beside(

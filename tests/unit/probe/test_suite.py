@@ -490,14 +490,19 @@ def test_log_probs_off() -> None:
     assert not any("logprobs" in body for _, body, _ in the_bed.engine.received)
 
 
-@pytest.mark.parametrize("most", [10, 2])
-def test_answers_that_the_server_cuts_are_asked_for_as_short(most: int) -> None:
-    """With `--override-generation-config '{"max_new_tokens": 10}'` the server becomes ready."""
+@pytest.mark.parametrize("most", [10, 3, 2])
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_answers_that_the_server_cuts_are_asked_for_as_short(
+    most: int, *, is_chunked: bool
+) -> None:
+    """With `--override-generation-config '{"max_new_tokens": 10}'` all of it is proven."""
     steps: list[StepName] = ["first_token", "widest_decode", "mixed", "first_sampling"]
-    facts = replace(FACTS, max_answer_tokens=most)
+    facts = replace(FACTS, max_answer_tokens=most, has_chunked_prefill=is_chunked)
     report, _ = probe(steps=[*steps, "first_adapter"], facts=facts)
     assert report.passed, report
+    assert not report.limited, report
     assert step_of(report, "widest_decode").tokens == 8
+    assert step_of(report, "mixed").outcome == "passed"
 
 
 def test_where_answers_have_one_token_nothing_decodes() -> None:
@@ -896,6 +901,28 @@ def test_what_was_compared_counts_where_time_ends_the_rest(nats: float, outcome:
     if outcome == "passed":
         assert (step.tokens, step.limited) == (22, True)
         assert step.reason == "sequence 2 of the baseline: no time was left"
+
+
+def test_what_one_engine_has_shown_counts_where_time_ends_before_the_next() -> None:
+    """The first of two engines differs; no time is left for the second."""
+    facts = replace(FACTS, world=((0, 0), (1, 0)), data_parallel_size=2)
+    faults = Faults(prompt_logprob=lambda position: -1.0 - 0.5 * (position == 9))
+
+    async def run() -> ProbeStep:
+        async with bed(faults, facts=facts, timeout_seconds=30.0) as the_bed:
+            the_bed.baseline = BaselineWatch(RECORDED)
+            clock = the_bed.engine.clock
+
+            def ends_the_time(_: FakeStep) -> bool:
+                clock.now_seconds += 30.0
+                return False
+
+            faults.kills = ends_the_time
+            return step_of(await the_bed.probe(["baseline"]), "baseline")
+
+    step = run_in_loop(run())
+    assert step.outcome == "failed", step
+    assert "differ from the baseline by 0.5 nats" in step.reason
 
 
 @pytest.mark.parametrize("compared", [42, 22, 0])
