@@ -245,6 +245,14 @@ def test_an_hour_and_a_half_finds_slow_leaks() -> None:
     assert memory.limit_of(memory.fitted_hours(told)) == at_most(1.0)
 
 
+def test_time_without_samples_is_not_watched() -> None:
+    """A server that reported nothing for half an hour after the warm-up was watched for less."""
+    at_hours = [0.01 * number for number in range(151) if not 50 <= number < 80]
+    told = [memory.Held(hours, 1.0, 1) for hours in at_hours]
+    assert memory.fitted_hours(told) == pytest.approx(0.7)
+    assert memory.limit_of(memory.fitted_hours(told)) == at_most(64.0)
+
+
 def test_the_limit_of_p99_has_what_a_sample_leaves_open() -> None:
     """The 99th percentile of 1,000 is the 990th, and the server's may be the 996th."""
     ascending = [1.0] * 990 + [2.0] * 10

@@ -79,8 +79,11 @@ def fitted_hours(told: Sequence[Held]) -> float:
     """How long the server was watched after its warm-up.
 
     The first sample comes later by up to their spacing, which is not to decide what the limit is.
+    It comes much later if the server reported nothing for a while.
     """
-    return told[-1].hours - _warm_up_hours(told)
+    spacing_hours = (told[-1].hours - told[0].hours) / max(1, len(told) - 1)
+    ends, begins = _warm_up_hours(told), after_warm_up(told)[0].hours
+    return told[-1].hours - (ends if begins - ends <= 2 * spacing_hours else begins)
 
 
 def _warm_up_hours(told: Sequence[Held]) -> float:
