@@ -95,7 +95,7 @@ class Application:
             self._page_sources,
             root_path=settings.listen.root_path,
         )
-        self._probe_token = secrets.token_urlsafe(32)
+        self._own_headers = {PROBE_HEADER: secrets.token_urlsafe(32)}
         self._http_counts = HttpCounts(root_path=settings.listen.root_path)
         self._loop_lag = LoopLag()
         self._journals = ProbeJournals(learned)
@@ -137,6 +137,7 @@ class Application:
                     self._settings.uvicorn_listen,
                     limits=self._settings.limits,
                     refusals=self._counters.refusals,
+                    own_headers=self._own_headers,
                     on_refused=self._http_counts.count_refused,
                 ) as self._server,
                 tls.certificates_refreshed(
@@ -235,7 +236,7 @@ class Application:
     def _new_admission(self) -> Admission:
         return Admission(
             self._supervisor,
-            probe_token=self._probe_token,
+            probe_token=self._own_headers[PROBE_HEADER],
             refusals=self._counters.refusals,
             hold_timeout_seconds=self._settings.supervision.hold_timeout_seconds,
             overload=self._settings.overload,
@@ -263,8 +264,7 @@ class Application:
         return self._engine.with_nodes(self._supervisor.status())
 
     def _client(self) -> httpx.AsyncClient:
-        headers = {PROBE_HEADER: self._probe_token}
-        return own_client(self._sock, self._settings.listen, headers, self._identity)
+        return own_client(self._sock, self._settings.listen, self._own_headers, self._identity)
 
     def _layers(self) -> ASGIApp:
         """Build the layers that a request passes, from the inside out."""

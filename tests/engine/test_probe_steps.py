@@ -58,10 +58,12 @@ def test_never_proves_again_in_the_same_engine_but_not_what_the_journal_forbids(
     """Without the restart a second pass shows no growth; a size in the journal is not tried again.
 
     Both in one start: the journal of the first start says that its longest context never ended.
+    The probe needs more connections than clients may have.
     """
     assert first_start.process.poll() is None
     _forbid(learned_state, tmp_path, tokens=2000)
-    with running(tmp_path, str(silent_demo), *SMALL, "--learned-restart=never") as server:
+    flags = ("--learned-restart=never", "--max-connections=2")
+    with running(tmp_path, str(silent_demo), *SMALL, *flags) as server:
         server.until_ready()
         assert server.metric("engine_starts_total") == 1
         assert server.metric("workspace_growths_total", phase="locked") > 0

@@ -19,6 +19,7 @@ from holdfast.telemetry.counters import Refusals
 
 DEADLINE_SECONDS = 60
 LOCAL = ListenSettings(host="127.0.0.1", port=0, uvicorn_log_level="critical")
+OWN_HEADERS = {"X-Own": "of our client"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ async def listening(
     with listener.bound_socket(settings) as sock:
         port = 0 if settings.uds else _port(sock)
         async with listener.listening(
-            app, sock, settings, limits=limits, refusals=refusals
+            app, sock, settings, limits=limits, refusals=refusals, own_headers=OWN_HEADERS
         ) as server:
             yield Listening(port, refusals, server)
 

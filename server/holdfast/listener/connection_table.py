@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import math
 import resource
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 from holdfast.errors import UsageError
 from holdfast.settings import LimitSettings
@@ -17,8 +18,9 @@ RESERVED_FILES = 1024
 """Files reserved for everything except clients: libraries, models, sockets to the engine, pipes to
 children, and the spare connections for health checks."""
 SPARE_CONNECTIONS = 64
-"""Connections over the limit, for health checks only: an orchestrator that gets no answer would
-restart the server just when it is busiest. Further connections are closed without an answer."""
+"""Connections over the limit, for health checks and our own client only: an orchestrator that gets
+no answer would restart the server just when it is busiest, and an engine that replaces another is
+proven while all clients wait. Further connections are closed without an answer."""
 LINGER_SECONDS = 1.0
 """The silence between the last answer and the close. A client that is still sending at the close
 loses the answer, and most clients read it only after they have sent everything."""
@@ -34,6 +36,8 @@ _ENOUGH_FILES = 65_536
 """vLLM raises the limit to this. Without a hard limit a higher one would slow down programs that
 iterate over all possible descriptors."""
 
+Header = tuple[bytes, bytes]
+"""Its name in lower case, and its value."""
 OnRefused = Callable[[str, bytes, int], None]
 """Receives the method, the URL and the status of a request that its connection refused."""
 Evict = Callable[[], None]
@@ -90,20 +94,24 @@ class ConnectionTable:
         refusals: Refusals,
         always_answered: frozenset[str],
         *,
+        own_headers: Collection[Header] = (),
         on_refused: OnRefused = lambda _method, _url, _status: None,
     ) -> None:
         """Raise the limit of open files for the connections.
+
+        `own_headers` have secrets that only our own client sends.
 
         Raises:
             UsageError: this process may not open that many files.
         """
         self.limits = limits
+        self._own_headers = own_headers
         self.refusals = refusals
         self.on_refused = on_refused
         self.always_answered = frozenset(
             path.rpartition("/")[2].encode() for path in always_answered
         )
-        """The last segments of the paths that spare connections may request."""
+        """The last segments of the paths that anybody may request on a spare connection."""
         self.header_deadlines = DeadlineQueue(limits.header_timeout_seconds)
         """Deadlines for the headers of a request to be complete."""
         self.body_deadlines = DeadlineQueue(limits.body_timeout_seconds)
@@ -120,6 +128,14 @@ class ConnectionTable:
         self._pools = (
             ConnectionSlots(self.max_connections),
             ConnectionSlots(spare_limit(SPARE_CONNECTIONS), are_spare=True),
+        )
+
+    def is_own(self, headers: Iterable[Header]) -> bool:
+        """Whether a request with these headers is one of our own client."""
+        return any(
+            name == own and hmac.compare_digest(value, secret)
+            for name, value in headers
+            for own, secret in self._own_headers
         )
 
     def take_slot(self) -> ConnectionSlot | None:
@@ -139,7 +155,7 @@ class ConnectionSlot:
     def __init__(self, slots: ConnectionSlots) -> None:
         self._owner: ConnectionSlots | None = slots
         self.is_spare = slots.are_spare
-        """Whether the connection is over the limit and may only request health and metrics."""
+        """Whether the connection is over the limit: only some requests are answered on it."""
 
     def allow_eviction(self, evict: Evict) -> None:
         """Allow the eviction of the connection, after those that were allowed earlier."""

@@ -8,10 +8,11 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -83,18 +84,23 @@ async def listening(  # noqa: PLR0913 - where to listen, what to serve, where to
     *,
     limits: LimitSettings,
     refusals: Refusals,
+    own_headers: Mapping[str, str] = MappingProxyType({}),
     on_refused: OnRefused = lambda _method, _url, _status: None,
 ) -> AsyncIterator[uvicorn.Server]:
     """Serve `app` on `sock` while entered. The supervisor handles signals, not uvicorn.
 
     `limits` bounds each connection, and each refusal is counted. `on_refused` also receives a
-    refused request if it was complete enough to have a route.
+    refused request if it was complete enough to have a route. A request of `own_client` with one of
+    the `own_headers`, which are secret, is served even when all connections are in use.
 
     Raises:
         UsageError: a TLS file is missing or invalid, or this process may not open enough files.
     """
     strip_queries()
-    table = ConnectionTable(limits, refusals, ALWAYS_ANSWERED, on_refused=on_refused)
+    own = [(name.lower().encode(), secret.encode()) for name, secret in own_headers.items()]
+    table = ConnectionTable(
+        limits, refusals, ALWAYS_ANSWERED, own_headers=own, on_refused=on_refused
+    )
     server = _Server(_config(app, settings, limits, partial(HttpConnection, table=table)), table)
     task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")
     try:
@@ -130,7 +136,7 @@ def address(sock: socket.socket, settings: ListenSettings) -> str:
 def own_client(
     sock: socket.socket,
     settings: ListenSettings,
-    headers: dict[str, str],
+    headers: Mapping[str, str],
     identity: Path | None = None,
 ) -> httpx.AsyncClient:
     """Return a client of our own listener, over TCP, a Unix socket or TLS.
