@@ -74,9 +74,7 @@ class Server:
 
     def client(self) -> httpx.Client:
         """An HTTP client of it."""
-        # The server may close a connection at the moment of the next request.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, limits=limits)
+        return httpx.Client(base_url=self.url, timeout=30, trust_env=False)
 
     def until(self, condition: Callable[[], bool], what: str) -> float:
         """Wait, and return how many seconds after the start of the process it was."""

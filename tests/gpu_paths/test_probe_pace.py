@@ -111,7 +111,9 @@ def probed(
             prober = Prober(
                 ProbeSettings(suite=suite, timeout_seconds=seconds, max_tokens=None),
                 engine,
-                lambda: httpx.AsyncClient(base_url=client.base_url),
+                lambda: httpx.AsyncClient(
+                    base_url=client.base_url, limits=httpx.Limits(max_keepalive_connections=0)
+                ),
                 journal or ProbeJournal(None, "paced"),
                 LogProgress(logging.getLogger("a.probe")),
                 clock=clock or engine.clock,

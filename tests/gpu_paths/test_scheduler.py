@@ -120,7 +120,9 @@ def probed(base: Any, setting: Setting) -> ProbeReport:
                     suite="worst-case", timeout_seconds=PATIENCE_SECONDS, max_tokens=None
                 ),
                 engine,
-                lambda: httpx.AsyncClient(base_url=client.base_url),
+                lambda: httpx.AsyncClient(
+                    base_url=client.base_url, limits=httpx.Limits(max_keepalive_connections=0)
+                ),
                 ProbeJournal(None, "scheduled"),
                 LogProgress(logging.getLogger("a.probe")),
                 clock=engine.clock,

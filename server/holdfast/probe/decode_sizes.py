@@ -95,7 +95,7 @@ def prompts_behind(limits: EngineLimits, plan: MixedPlan) -> tuple[int, ...]:
     # A step with only the prompts could be mistaken for one with the decoders.
     is_known = count < decoders.requests or count == 1
     has_seats = decoders.requests + count <= limits.step_requests
-    has_room = limits.holds((*held, *(plan.prefill_tokens + 1,) * count))
+    has_room = limits.holds((*held, *(plan.prefill_tokens,) * count))
     return (plan.prefill_tokens,) * count if is_known and has_seats and has_room else ()
 
 

@@ -181,8 +181,8 @@ async def first_image(session: ProbeSession) -> StepResult:
             return StepResult(
                 tokens=tokens, limited=is_cut or bool(forbidden), reason="; ".join(reasons)
             )
-    reason = f"no image was accepted: {refused}" if refused else forbidden
-    return StepResult(is_skipped=True, limited=True, reason=reason)
+    reasons = filter(None, (f"no image was accepted: {refused}" if refused else "", forbidden))
+    return StepResult(is_skipped=True, limited=True, reason="; ".join(reasons))
 
 
 def _image_obstacle(session: ProbeSession, tokens: int) -> str:

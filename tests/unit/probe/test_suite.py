@@ -88,7 +88,8 @@ class Bed:
     baseline: BaselineWatch | None = field(default_factory=lambda: BaselineWatch(RECORDED))
 
     def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url)
+        limits = httpx.Limits(max_keepalive_connections=0)
+        return httpx.AsyncClient(base_url=self.url, limits=limits)
 
     async def probe(self, steps: Sequence[StepName] | None = None) -> ProbeReport:
         return await self.prober().run(steps)
@@ -491,13 +492,21 @@ def test_log_probs_off() -> None:
 
 
 @pytest.mark.parametrize("most", [10, 3, 2])
-@pytest.mark.parametrize("is_chunked", [True, False])
+@pytest.mark.parametrize(
+    ("is_chunked", "kv_capacity_tokens"),
+    [(True, FACTS.kv_capacity_tokens), (True, 1024), (False, 1024)],
+)
 def test_answers_that_the_server_cuts_are_asked_for_as_short(
-    most: int, *, is_chunked: bool
+    most: int, *, is_chunked: bool, kv_capacity_tokens: int
 ) -> None:
     """With `--override-generation-config '{"max_new_tokens": 10}'` all of it is proven."""
     steps: list[StepName] = ["first_token", "widest_decode", "mixed", "first_sampling"]
-    facts = replace(FACTS, max_answer_tokens=most, has_chunked_prefill=is_chunked)
+    facts = replace(
+        FACTS,
+        max_answer_tokens=most,
+        has_chunked_prefill=is_chunked,
+        kv_capacity_tokens=kv_capacity_tokens,
+    )
     report, _ = probe(steps=[*steps, "first_adapter"], facts=facts)
     assert report.passed, report
     assert not report.limited, report
