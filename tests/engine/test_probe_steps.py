@@ -62,7 +62,7 @@ def test_never_proves_again_in_the_same_engine_but_not_what_the_journal_forbids(
     """
     assert first_start.process.poll() is None
     _forbid(learned_state, tmp_path, tokens=2000)
-    flags = ("--learned-restart=never", "--max-connections=2")
+    flags = ("--learned-restart=never", "--max-connections=1")
     with running(tmp_path, str(silent_demo), *SMALL, *flags) as server:
         server.until_ready()
         assert server.metric("engine_starts_total") == 1
