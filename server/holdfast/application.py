@@ -95,7 +95,7 @@ class Application:
             self._page_sources,
             root_path=settings.listen.root_path,
         )
-        self._own_headers = {PROBE_HEADER: secrets.token_urlsafe(32)}
+        self._probe_token = secrets.token_urlsafe(32)
         self._http_counts = HttpCounts(root_path=settings.listen.root_path)
         self._loop_lag = LoopLag()
         self._journals = ProbeJournals(learned)
@@ -127,9 +127,8 @@ class Application:
 
     async def run(self, is_asked_to_stop: Callable[[], bool] = lambda: False) -> None:
         """Listen, then start, prove and serve until asked to stop, possibly even before."""
-        stop = self._supervisor.request_stop
-        asked = signals.draining(stop, self._end_now, has_come=is_asked_to_stop)
-        with self._page.progress, asked:
+        stop, come = self._supervisor.request_stop, is_asked_to_stop
+        with self._page.progress, signals.draining(stop, self._end_now, has_come=come):
             async with (
                 listening(
                     self._layers(),
@@ -137,7 +136,7 @@ class Application:
                     self._settings.uvicorn_listen,
                     limits=self._settings.limits,
                     refusals=self._counters.refusals,
-                    own_headers=self._own_headers,
+                    is_probe=self._admission.is_probe,
                     on_refused=self._http_counts.count_refused,
                 ) as self._server,
                 tls.certificates_refreshed(
@@ -236,7 +235,7 @@ class Application:
     def _new_admission(self) -> Admission:
         return Admission(
             self._supervisor,
-            probe_token=self._own_headers[PROBE_HEADER],
+            probe_token=self._probe_token,
             refusals=self._counters.refusals,
             hold_timeout_seconds=self._settings.supervision.hold_timeout_seconds,
             overload=self._settings.overload,
@@ -264,7 +263,8 @@ class Application:
         return self._engine.with_nodes(self._supervisor.status())
 
     def _client(self) -> httpx.AsyncClient:
-        return own_client(self._sock, self._settings.listen, self._own_headers, self._identity)
+        headers = {PROBE_HEADER: self._probe_token}
+        return own_client(self._sock, self._settings.listen, headers, self._identity)
 
     def _layers(self) -> ASGIApp:
         """Build the layers that a request passes, from the inside out."""

@@ -27,6 +27,7 @@ from holdfast.probe.measure import Run, expected_seconds
 from holdfast.records import EngineFacts, ProbeReport, RankStats
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import LogProgress
+from keep_alive import NO_KEEP_ALIVE
 from stub_engine import FACTS, FakeClock
 
 MILLION = 2**20
@@ -111,9 +112,7 @@ def probed(
             prober = Prober(
                 ProbeSettings(suite=suite, timeout_seconds=seconds, max_tokens=None),
                 engine,
-                lambda: httpx.AsyncClient(
-                    base_url=client.base_url, limits=httpx.Limits(max_keepalive_connections=0)
-                ),
+                lambda: httpx.AsyncClient(base_url=client.base_url, limits=NO_KEEP_ALIVE),
                 journal or ProbeJournal(None, "paced"),
                 LogProgress(logging.getLogger("a.probe")),
                 clock=clock or engine.clock,

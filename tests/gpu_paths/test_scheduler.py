@@ -36,6 +36,7 @@ from holdfast.probe.sizes import EngineLimits, batch_sizes, fewest, largest_step
 from holdfast.records import ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings
 from holdfast.telemetry.progress import LogProgress
+from keep_alive import NO_KEEP_ALIVE
 
 SHORT_TIMEOUTS = ProbeTimeouts(proof_seconds=0.5, death_seconds=0.1, cleanup_seconds=5.0)
 PATIENCE_SECONDS = 240.0
@@ -120,9 +121,7 @@ def probed(base: Any, setting: Setting) -> ProbeReport:
                     suite="worst-case", timeout_seconds=PATIENCE_SECONDS, max_tokens=None
                 ),
                 engine,
-                lambda: httpx.AsyncClient(
-                    base_url=client.base_url, limits=httpx.Limits(max_keepalive_connections=0)
-                ),
+                lambda: httpx.AsyncClient(base_url=client.base_url, limits=NO_KEEP_ALIVE),
                 ProbeJournal(None, "scheduled"),
                 LogProgress(logging.getLogger("a.probe")),
                 clock=engine.clock,

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from holdfast.api.request_log import RequestLog
 from holdfast.remote_server import server_verification
+from keep_alive import NO_KEEP_ALIVE
 
 DEADLINE_SECONDS = 60
 
@@ -43,8 +44,7 @@ async def serving(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
                 base_url=base_url,
                 timeout=DEADLINE_SECONDS,
                 verify=server_verification(base_url),
-                # The server may close a connection at the moment of the next request.
-                limits=httpx.Limits(max_keepalive_connections=0),
+                limits=NO_KEEP_ALIVE,
             ) as client:
                 yield client
         finally:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from counter_values import counter_values
 from holdfast.listener import server as listener
@@ -19,7 +19,7 @@ from holdfast.telemetry.counters import Refusals
 
 DEADLINE_SECONDS = 60
 LOCAL = ListenSettings(host="127.0.0.1", port=0, uvicorn_log_level="critical")
-OWN_HEADERS = {"X-Own": "of our client"}
+PROBE_HEADER = (b"x-probe", b"of our client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,13 @@ async def listening(
     with listener.bound_socket(settings) as sock:
         port = 0 if settings.uds else _port(sock)
         async with listener.listening(
-            app, sock, settings, limits=limits, refusals=refusals, own_headers=OWN_HEADERS
+            app, sock, settings, limits=limits, refusals=refusals, is_probe=_is_probe
         ) as server:
             yield Listening(port, refusals, server)
+
+
+def _is_probe(scope: Scope) -> bool:
+    return PROBE_HEADER in scope["headers"]
 
 
 def _port(sock: socket.socket) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import yaml
 
+from keep_alive import NO_KEEP_ALIVE
 from ops.prometheus import TOOLS, tool
 from ops.queries import ROOT
 from servers import KV_CACHE_BYTES, Server, forkable, reserved_port, running, wait_until
@@ -261,9 +262,7 @@ def chat(client: httpx.Client, url: str, prompt: str, *, max_tokens: int = 24) -
 
 def a_client() -> httpx.Client:
     """Return a client that waits as long as it takes."""
-    # A router may close a connection at the moment of the next request.
-    limits = httpx.Limits(max_keepalive_connections=0)
-    return httpx.Client(timeout=REQUEST_SECONDS, trust_env=False, limits=limits)
+    return httpx.Client(timeout=REQUEST_SECONDS, trust_env=False, limits=NO_KEEP_ALIVE)
 
 
 @contextmanager

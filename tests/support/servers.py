@@ -21,6 +21,8 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from keep_alive import NO_KEEP_ALIVE
+
 READY_DEADLINE_SECONDS = 180.0
 STOP_DEADLINE_SECONDS = 60.0
 KV_CACHE_BYTES = 64 * 1024 * 1024
@@ -70,9 +72,7 @@ class Server:
         self.process = process
         self._port = port
         # One for all requests: a client loads the certificates of the world when it is made.
-        # It keeps no connection: the server may close one at the moment of the next request.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        self._client = httpx.Client(timeout=60, trust_env=False, limits=limits)
+        self._client = httpx.Client(timeout=60, trust_env=False, limits=NO_KEEP_ALIVE)
         self._log_path = log_path
         self.api_key = ""
 

@@ -27,6 +27,7 @@ from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.progress import LogProgress
 from holdfast.top.reader import EventParser, Mirror, StatusEvent
 from inner_app import InnerApp, View
+from keep_alive import NO_KEEP_ALIVE
 from listening import DEADLINE_SECONDS, Listening, listening
 from sample_status import a_status
 
@@ -137,8 +138,7 @@ class ShownPage:
                     base_url=base_url,
                     timeout=DEADLINE_SECONDS,
                     verify=server_verification(base_url),
-                    # The server may close a connection at the moment of the next request.
-                    limits=httpx.Limits(max_keepalive_connections=0),
+                    limits=NO_KEEP_ALIVE,
                 ) as client,
                 self.page.running(),
             ):

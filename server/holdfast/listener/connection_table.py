@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import math
 import resource
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
+
+from starlette.types import Scope
 
 from holdfast.errors import UsageError
 from holdfast.settings import LimitSettings
@@ -18,7 +19,7 @@ RESERVED_FILES = 1024
 """Files reserved for everything except clients: libraries, models, sockets to the engine, pipes to
 children, and the spare connections for health checks."""
 SPARE_CONNECTIONS = 64
-"""Connections over the limit, for health checks and our own client only: an orchestrator that gets
+"""Connections over the limit, for health checks and the probe only: an orchestrator that gets
 no answer would restart the server just when it is busiest, and an engine that replaces another is
 proven while all clients wait. Further connections are closed without an answer."""
 LINGER_SECONDS = 1.0
@@ -36,8 +37,6 @@ _ENOUGH_FILES = 65_536
 """vLLM raises the limit to this. Without a hard limit a higher one would slow down programs that
 iterate over all possible descriptors."""
 
-Header = tuple[bytes, bytes]
-"""Its name in lower case, and its value."""
 OnRefused = Callable[[str, bytes, int], None]
 """Receives the method, the URL and the status of a request that its connection refused."""
 Evict = Callable[[], None]
@@ -94,18 +93,18 @@ class ConnectionTable:
         refusals: Refusals,
         always_answered: frozenset[str],
         *,
-        own_headers: Collection[Header] = (),
+        is_probe: Callable[[Scope], bool] = lambda _scope: False,
         on_refused: OnRefused = lambda _method, _url, _status: None,
     ) -> None:
         """Raise the limit of open files for the connections.
 
-        `own_headers` have secrets that only our own client sends.
+        What `is_probe` recognises, which nobody else can send, may use a spare connection.
 
         Raises:
             UsageError: this process may not open that many files.
         """
         self.limits = limits
-        self._own_headers = own_headers
+        self.is_probe = is_probe
         self.refusals = refusals
         self.on_refused = on_refused
         self.always_answered = frozenset(
@@ -128,14 +127,6 @@ class ConnectionTable:
         self._pools = (
             ConnectionSlots(self.max_connections),
             ConnectionSlots(spare_limit(SPARE_CONNECTIONS), are_spare=True),
-        )
-
-    def is_own(self, headers: Iterable[Header]) -> bool:
-        """Whether a request with these headers is one of our own client."""
-        return any(
-            name == own and hmac.compare_digest(value, secret)
-            for name, value in headers
-            for own, secret in self._own_headers
         )
 
     def take_slot(self) -> ConnectionSlot | None:

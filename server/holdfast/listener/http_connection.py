@@ -197,7 +197,7 @@ class HttpConnection(BoundedConnection):
         self.parser = None  # type: ignore[assignment]  # as uvicorn does it when a connection ends
 
     def _may_use_a_spare_connection(self) -> bool:
-        return self._asks_for_health() or self._table.is_own(self.headers)
+        return self._asks_for_health() or self._table.is_probe(self.scope)  # type: ignore[arg-type]  # uvicorn types it by its keys
 
     def _asks_for_health(self) -> bool:
         path = self.url.partition(b"?")[0].rstrip(b"/")

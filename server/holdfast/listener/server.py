@@ -8,15 +8,15 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import httpx
 import uvicorn
+from starlette.types import Scope
 
 from holdfast.errors import AddressInUseError, UsageError, reason_of
 from holdfast.listener.acceptor import Acceptor
@@ -84,22 +84,21 @@ async def listening(  # noqa: PLR0913 - where to listen, what to serve, where to
     *,
     limits: LimitSettings,
     refusals: Refusals,
-    own_headers: Mapping[str, str] = MappingProxyType({}),
+    is_probe: Callable[[Scope], bool] = lambda _scope: False,
     on_refused: OnRefused = lambda _method, _url, _status: None,
 ) -> AsyncIterator[uvicorn.Server]:
     """Serve `app` on `sock` while entered. The supervisor handles signals, not uvicorn.
 
     `limits` bounds each connection, and each refusal is counted. `on_refused` also receives a
-    refused request if it was complete enough to have a route. A request of `own_client` with one of
-    the `own_headers`, which are secret, is served even when all connections are in use.
+    refused request if it was complete enough to have a route. A request that `is_probe` recognises
+    is served even when all connections are in use.
 
     Raises:
         UsageError: a TLS file is missing or invalid, or this process may not open enough files.
     """
     strip_queries()
-    own = [(name.lower().encode(), secret.encode()) for name, secret in own_headers.items()]
     table = ConnectionTable(
-        limits, refusals, ALWAYS_ANSWERED, own_headers=own, on_refused=on_refused
+        limits, refusals, ALWAYS_ANSWERED, is_probe=is_probe, on_refused=on_refused
     )
     server = _Server(_config(app, settings, limits, partial(HttpConnection, table=table)), table)
     task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")
@@ -136,7 +135,7 @@ def address(sock: socket.socket, settings: ListenSettings) -> str:
 def own_client(
     sock: socket.socket,
     settings: ListenSettings,
-    headers: Mapping[str, str],
+    headers: dict[str, str],
     identity: Path | None = None,
 ) -> httpx.AsyncClient:
     """Return a client of our own listener, over TCP, a Unix socket or TLS.

@@ -83,13 +83,12 @@ def _mixed(limits: EngineLimits, requests: int) -> MixedPlan | None:
 def prompts_behind(limits: EngineLimits, plan: MixedPlan) -> tuple[int, ...]:
     """Return prompts that outlast the step in which the decoders of a plan are prefilled.
 
-    Queued behind the decoders, they have tokens left for the step in which these decode, however
-    short the answers are. Empty if there is no room for that many.
+    Queued behind the decoders, they still have tokens left for the step in which these decode, even
+    if the answers have only two tokens. The result is empty if there is no room for them.
     """
     decoders = plan.decoders
-    first = (
-        1 + limits.idle_steps
-    ) * limits.step_tokens - decoders.requests * decoders.prompt_tokens
+    prefilled = decoders.requests * decoders.prompt_tokens
+    first = (1 + limits.idle_steps) * limits.step_tokens - prefilled
     count = ceil((max(0, first) + 2) / plan.prefill_tokens)
     held = (decoders.prompt_tokens + decoders.output_tokens,) * decoders.requests
     # A step with only the prompts could be mistaken for one with the decoders.

@@ -30,6 +30,7 @@ from holdfast.records import EngineFacts, ProbeReport, ProbeStep
 from holdfast.settings import ProbeSettings, Suite
 from holdfast.telemetry.progress import LogProgress
 from holdfast.verify.baseline import Baseline, Noise, RecordedSequence
+from keep_alive import NO_KEEP_ALIVE
 from killed_probe import kill_during_last
 from stub_engine import FACTS, FakeClock
 
@@ -88,8 +89,7 @@ class Bed:
     baseline: BaselineWatch | None = field(default_factory=lambda: BaselineWatch(RECORDED))
 
     def client(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_keepalive_connections=0)
-        return httpx.AsyncClient(base_url=self.url, limits=limits)
+        return httpx.AsyncClient(base_url=self.url, limits=NO_KEEP_ALIVE)
 
     async def probe(self, steps: Sequence[StepName] | None = None) -> ProbeReport:
         return await self.prober().run(steps)
