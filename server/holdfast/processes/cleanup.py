@@ -4,11 +4,13 @@ vLLM's rings take 400 MiB of /dev/shm per engine (apparent size), which count ag
 limit at the next start. With `--ipc=host`, other containers use that directory too, and some share
 memory with our engines. So only files that are known to be ours are removed: those with a name from
 `worker.ipc_names`, and those that our processes map under a name that only their creators use.
-The directory of an engine lists the latter, since nothing else tells whose they were.
+A file of the first kind lists the latter, since nothing else tells whose they were. It lies beside
+them, because a container that restarts may keep its shared memory and lose its other files.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from holdfast.atomic_files import left_by_dead_process, write_atomically
 from holdfast.worker.ipc_names import SHARED_MEMORY, name_prefix
 
 MAX_ENGINES = 1000
@@ -30,8 +33,8 @@ _OWN_NAMES = re.compile(
 
 The segments that a connector maps from another program's cache have other names.
 """
-_LIST = "shared-memory"
-"""The file in an engine's directory."""
+_LIST_SUFFIX = ".mapped"
+"""What the name of an engine's list ends with, after the prefix of the engine's names."""
 
 
 def remove(directory: Path) -> None:
@@ -44,11 +47,13 @@ def remove(directory: Path) -> None:
 
 
 def record_shared_memory(directory: Path, processes: Iterable[psutil.Process]) -> None:
-    """List what `shared_memory` finds in the directory of a generation."""
-    if new := shared_memory(processes).difference(_recorded(directory)):
-        lines = [f"{path.relative_to(SHARED_MEMORY)}\n" for path in sorted(new)]
-        with suppress(OSError), (directory / _LIST).open("a") as file:  # it may be full, or gone
-            file.writelines(lines)
+    """List what `shared_memory` finds, under the name of the generation in `directory`."""
+    path = SHARED_MEMORY / f"{name_prefix(directory)}{_LIST_SUFFIX}"
+    known = frozenset(_listed(path))
+    if new := shared_memory(processes) - known:
+        names = sorted(one.name for one in new | known)
+        with suppress(OSError):  # it may be full
+            write_atomically(path, json.dumps(names))
 
 
 def shared_memory(processes: Iterable[psutil.Process]) -> frozenset[Path]:
@@ -70,38 +75,47 @@ def _mapped(process: psutil.Process) -> Iterator[Path]:
         return
     for line in lines:
         _, found, name = line.partition(f" {SHARED_MEMORY}/")
-        if found and not name.endswith(" (deleted)"):
+        if found and "/" not in name and not name.endswith(" (deleted)"):
             yield SHARED_MEMORY / name
 
 
 def named_after_engines(directory: Path) -> Iterator[Path]:
-    """Yield the shared memory of every engine whose directory was below this one."""
+    """Yield the shared memory of every engine whose directory was below this one.
+
+    It has the names of those engines, or is listed in a file that has.
+    """
     prefixes = {name_prefix(directory / str(number)) for number in range(1, MAX_ENGINES + 1)}
     length = len(name_prefix(directory))
     for pattern in ("hf*", "sem.hf*"):
         for path in SHARED_MEMORY.glob(pattern):
             if path.name.removeprefix("sem.")[:length] in prefixes:
+                yield from _listed(path)
                 yield path
 
 
 def _named(directory: Path) -> Iterator[Path]:
     prefix = name_prefix(directory)
-    yield from SHARED_MEMORY.glob(f"{prefix}*")
+    for path in SHARED_MEMORY.glob(f"{prefix}*"):
+        yield from _listed(path)
+        yield path
     yield from SHARED_MEMORY.glob(f"sem.{prefix}*")
-    yield from known_from(directory)
+    yield from met_in(directory)
 
 
-def known_from(directory: Path) -> Iterator[Path]:
-    """Yield the shared memory that only the files in an engine's directory tell to be its own.
-
-    That is what is listed there, and what the CPU backend named after its rendezvous files.
-    """
-    yield from _recorded(directory)
+def met_in(directory: Path) -> Iterator[Path]:
+    """Yield what the CPU backend named after the rendezvous files in an engine's directory."""
     for rendezvous in directory.glob(f"{_RENDEZVOUS}*"):
         yield from SHARED_MEMORY.glob(f"*{rendezvous.name}*")
 
 
-def _recorded(directory: Path) -> Iterator[Path]:
-    with suppress(OSError):
-        for line in (directory / _LIST).read_text().splitlines():
-            yield SHARED_MEMORY / line
+def _listed(path: Path) -> Iterator[Path]:
+    """Yield what a list of this user says; nothing if `path` is another file.
+
+    Every user can write to shared memory, so a name counts only if its kind is our own.
+    """
+    if path.suffix != _LIST_SUFFIX:
+        return
+    with suppress(OSError), left_by_dead_process(path) as names:
+        for name in names if isinstance(names, list) else ():
+            if isinstance(name, str) and "/" not in name and _OWN_NAMES.match(name):
+                yield SHARED_MEMORY / name

@@ -115,10 +115,10 @@ def _remove_left(owner: Path, record: _Record) -> None:
 
 
 def _remove_engines(directory: Path, real: Path) -> None:
-    """Remove the shared memory of every engine, as its directory's name and files tell."""
+    """Remove the shared memory of every engine, as its name, its list and its directory tell."""
     cleanup.unlink(cleanup.named_after_engines(directory))
     for engine in real.glob("*/"):
-        cleanup.unlink(cleanup.known_from(engine))
+        cleanup.unlink(cleanup.met_in(engine))
 
 
 def _shared_owner(real: Path) -> Path:

@@ -102,14 +102,35 @@ def test_of_what_a_process_maps_only_its_own_is_found(name: str, *, is_ours: boo
 
 
 def test_what_was_mapped_is_removed_after_its_process(generation: Path) -> None:
-    """Its directory says what that was, each time that a look finds more."""
+    """A list says what that was, each time that a look finds more, and is removed as well."""
     paths = [SHARED_MEMORY / f"vllm_offload_{uuid4().hex}.mmap" for _ in range(2)]
     with mapping(paths[0]) as first, mapping(paths[1]) as second:
         cleanup.record_shared_memory(generation, [first])
         cleanup.record_shared_memory(generation, [first, second])
-        assert set(cleanup.known_from(generation)) == set(paths)
+        cleanup.record_shared_memory(generation, [second])
         cleanup.remove(generation)
         assert not any(path.exists() for path in paths)
+        assert named_after(generation) == []
+
+
+@pytest.mark.parametrize(
+    "content", ['["./torch_{}"]', '["neighbour-{}"]', '[["torch_{}"]]', '"torch_{}"', "torch_{}"]
+)
+def test_a_list_that_is_not_ours_removes_nothing(generation: Path, content: str) -> None:
+    """Every user can write one; only the list itself is removed, because of its name."""
+    name = uuid4().hex
+    listed = SHARED_MEMORY / f"{name_prefix(generation)}.mapped"
+    listed.write_text(content.format(name))
+    kept = [SHARED_MEMORY / f"{kind}{name}" for kind in ("neighbour-", "torch_")]
+    try:
+        for path in kept:
+            path.touch()
+        cleanup.remove(generation)
+        assert all(path.exists() for path in kept)
+        assert not listed.exists()
+    finally:
+        for path in kept:
+            path.unlink(missing_ok=True)
 
 
 def test_names_are_short_enough_for_multiprocessing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,15 +89,17 @@ def test_what_a_killed_server_left_is_swept(
 
 
 def test_what_an_engine_had_mapped_is_swept(temporary: Path, shared_memory: Path) -> None:
-    """Its name says nothing of the engine, but the engine's directory lists it."""
+    """Its name says nothing of the engine, but a list does, also if the directory has gone."""
     cache = shared_memory / "vllm_offload_1.mmap"
     with mapping(cache) as process:
-        with server(temporary, shared_memory) as (real, _, _):
-            cleanup.record_shared_memory(real / "3", [process])
+        with server(temporary, shared_memory) as (real, known, _):
+            cleanup.record_shared_memory(known / "3", [process])
             runtime_directory.sweep()
             assert cache.exists()
+        shutil.rmtree(real)
         runtime_directory.sweep()
         assert not cache.exists()
+        assert not list(shared_memory.iterdir())
 
 
 def test_shared_memory_outlives_the_directory_and_is_swept(
