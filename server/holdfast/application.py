@@ -103,7 +103,7 @@ class Application:
             settings.memory,
             hold_timeout_seconds=settings.supervision.hold_timeout_seconds,
             on_action=self._counters.memory_actions.count,
-            forbid=self._journals.forbid,
+            journals=self._journals,
         )
         self._engine = LateEngine(
             settings,

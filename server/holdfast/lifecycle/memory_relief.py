@@ -19,6 +19,7 @@ from holdfast.engine.long_prompts import LongPrompts
 from holdfast.engine.replay import ReplayManager
 from holdfast.host_memory.guard import INTERVAL_SECONDS, Level, MemoryGuard, Reading
 from holdfast.labels import MemoryAction
+from holdfast.probe.journal import ProbeJournals
 from holdfast.records import Death, HostMemory, RankStats
 from holdfast.settings import MemorySettings
 
@@ -43,17 +44,17 @@ class MemoryRelief:
         *,
         hold_timeout_seconds: float,
         on_action: Callable[[MemoryAction], None],
-        forbid: Callable[[int], None],
+        journals: ProbeJournals,
         guard: MemoryGuard | None = None,
     ) -> None:
-        """Take callbacks: `forbid` keeps a size that no later probe may try, and may wait for disk.
+        """Keep in `journals` the sizes that no later probe may try.
 
         A long prompt waits for `hold_timeout_seconds` at most.
         """
         self._settings = settings
         self._hold_timeout_seconds = hold_timeout_seconds
         self._on_action = on_action
-        self._forbid = forbid
+        self._journals = journals
         self._guard = guard or MemoryGuard(settings.marks)
         self._level = Level.AMPLE
         self._told = asyncio.Event()
@@ -160,13 +161,23 @@ class MemoryRelief:
         self._on_action("end")
 
     def keep_suspect_size(self) -> int:
-        """Forbid the size that has taken the memory, on disk; 0 if none is known to have.
+        """Forbid the size that has taken the memory, on disk.
 
         A size of the probe is forbidden at once, since the engine runs nothing else. A client's
         prompt may have been there by chance, so a size of clients is forbidden the second time.
+
+        Return the tokens of a context that is forbidden now, or 0. If the probe was trying an
+        image, that is forbidden and says nothing about contexts.
         """
         tokens, self._suspect_tokens = self._suspect_tokens, 0
         probe_tokens, self._probe_tokens = self._probe_tokens, 0
+        if pixels := self._journals.forbid_unproven_image():
+            logger.warning(
+                "images of %d pixels and more are left out from now on: one was being processed "
+                "when the host ran out of memory",
+                pixels,
+            )
+            return 0
         if not tokens:
             return 0
         if not probe_tokens and tokens < self._ended_before_tokens:
@@ -182,7 +193,7 @@ class MemoryRelief:
             "when the host ran out of memory",
             tokens,
         )
-        self._forbid(tokens)
+        self._journals.forbid(tokens)
         return tokens
 
     @property

@@ -107,9 +107,11 @@ class Budget:
         forbidden = self._journal.forbidden_image
         if forbidden is None or pixels < forbidden[0]:
             return ""
+        size, evidence = forbidden
+        remedy = f"delete {evidence}" if evidence else "restart the server"
         return (
-            f"an attempt at an image of {forbidden[0]} pixels took the machine down; delete "
-            f"{forbidden[1]} to try it again"
+            f"an attempt at an image of {size} pixels took the machine down or exhausted its "
+            f"memory; {remedy} to try it again"
         )
 
     def image_attempt(self, pixels: int) -> AbstractContextManager[None]:

@@ -41,11 +41,19 @@ class ProbeJournal:
     """Keeps the attempts of one fingerprint. Without a directory it allows every size."""
 
     def __init__(
-        self, directory: Path | None, fingerprint: str, *, known_forbidden_tokens: int | None = None
+        self,
+        directory: Path | None,
+        fingerprint: str,
+        *,
+        known_forbidden_tokens: int | None = None,
+        known_forbidden_pixels: int | None = None,
     ) -> None:
-        """Take the smallest size that this process has forbidden already, if there is one."""
+        """Take the smallest sizes that this process has forbidden already, if there are any."""
         self._fingerprint = fingerprint
         self._known_forbidden_tokens = known_forbidden_tokens
+        self._known_forbidden_pixels = known_forbidden_pixels
+        self.unproven_pixels: int | None = None
+        """The image whose attempt runs or has failed; None if the last one was served."""
         name = f"probe-{_digest(fingerprint)}"
         self.path = directory / f"{name}-{secrets.token_hex(4)}.json" if directory else None
         """The file of the current attempt of this process."""
@@ -65,17 +73,25 @@ class ProbeJournal:
         return min(self._left, key=self._left.__getitem__, default=None)
 
     @property
-    def forbidden_image(self) -> tuple[int, Path] | None:
+    def forbidden_image(self) -> tuple[int, Path | None] | None:
         """The fewest pixels of an image with an attempt that never ended, and the file of it."""
-        return min(((size, path) for path, size in self._left_images.items()), default=None)
+        left = {size: path for path, size in self._left_images.items()}
+        known = self._known_forbidden_pixels
+        smallest = min([*left, *([known] if known is not None else [])], default=None)
+        return None if smallest is None else (smallest, left.get(smallest))
 
     def forbid(self, tokens: int) -> None:
         """Leave what an attempt leaves that never ended, since this size took the host's memory."""
+        self._forbid(_CONTEXT, tokens)
+
+    def forbid_image(self, pixels: int) -> None:
+        """Leave the same of an attempt at an image."""
+        self._forbid(_IMAGE, pixels)
+
+    def _forbid(self, kind: str, size: int) -> None:
         if self.path is not None:
             try:
-                write_atomically(
-                    self.path, self._record(_CONTEXT, tokens, host=socket.gethostname())
-                )
+                write_atomically(self.path, self._record(kind, size, host=socket.gethostname()))
             except OSError as error:
                 logger.warning("cannot write the probe journal %s: %s", self.path, error)
 
@@ -83,9 +99,13 @@ class ProbeJournal:
         """While entered, a file on disk says that a context of `tokens` is being tried."""
         return self._attempt(_CONTEXT, tokens, f"contexts of {tokens} tokens and more")
 
-    def image_attempt(self, pixels: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def image_attempt(self, pixels: int) -> Iterator[None]:
         """While entered, a file on disk says that an image of `pixels` is being tried."""
-        return self._attempt(_IMAGE, pixels, f"images of {pixels} pixels and more")
+        self.unproven_pixels = pixels
+        with self._attempt(_IMAGE, pixels, f"images of {pixels} pixels and more"):
+            yield
+        self.unproven_pixels = None
 
     @contextmanager
     def _attempt(self, kind: str, size: int, forbidden: str) -> Iterator[None]:
@@ -118,14 +138,20 @@ class ProbeJournals:
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self._fingerprint = ""
+        self._last: ProbeJournal | None = None
         self._forbidden_tokens: int | None = None
+        self._forbidden_pixels: int | None = None
 
     def opened(self, fingerprint: str) -> ProbeJournal:
         """Return a journal with what was left until now, and with what was forbidden."""
         self._fingerprint = fingerprint
-        return ProbeJournal(
-            self._directory, fingerprint, known_forbidden_tokens=self._forbidden_tokens
+        self._last = ProbeJournal(
+            self._directory,
+            fingerprint,
+            known_forbidden_tokens=self._forbidden_tokens,
+            known_forbidden_pixels=self._forbidden_pixels,
         )
+        return self._last
 
     def forbid(self, tokens: int) -> None:
         """Keep this context and longer ones from every later probe. May wait for the disk.
@@ -135,6 +161,18 @@ class ProbeJournals:
         self._forbidden_tokens = min(tokens, self._forbidden_tokens or tokens)
         if self._fingerprint:
             ProbeJournal(self._directory, self._fingerprint).forbid(tokens)
+
+    def forbid_unproven_image(self) -> int:
+        """Keep the image that the last probe was trying, and larger ones, from every later probe.
+
+        Return its pixels, or 0 if it was trying none. May wait for the disk.
+        """
+        if self._last is None or (pixels := self._last.unproven_pixels) is None:
+            return 0
+        self._last.unproven_pixels = None
+        self._forbidden_pixels = min(pixels, self._forbidden_pixels or pixels)
+        ProbeJournal(self._directory, self._fingerprint).forbid_image(pixels)
+        return pixels
 
 
 def _left_in(directory: Path, name: str, fingerprint: str) -> dict[Path, tuple[str, int]]:

@@ -28,6 +28,7 @@ from holdfast.host_memory.guard import MemoryGuard
 from holdfast.labels import MemoryAction
 from holdfast.lifecycle.memory_relief import MemoryRelief
 from holdfast.lifecycle.states import State
+from holdfast.probe import ProbeJournals
 from holdfast.records import Death, HostMemory, RankStats
 from holdfast.request_context import REQUEST, RequestContext
 from holdfast.settings import GuardMode, MemorySettings
@@ -61,16 +62,21 @@ class Scene:
     mode: GuardMode = "on"
     hold_timeout_seconds: float = 600.0
     actions: list[MemoryAction] = field(default_factory=list)
-    forbidden: list[int] = field(default_factory=list)
+    journals: ProbeJournals = field(default_factory=lambda: ProbeJournals(None))
 
     def __post_init__(self) -> None:
         self.relief = MemoryRelief(
             MemorySettings(guard=self.mode),
             hold_timeout_seconds=self.hold_timeout_seconds,
             on_action=self.actions.append,
-            forbid=self.forbidden.append,
+            journals=self.journals,
             guard=MemoryGuard(MARKS, root=self.host.root, interval_seconds=0.01),
         )
+
+    @property
+    def forbidden_tokens(self) -> int | None:
+        """The smallest context that no later probe may try."""
+        return self.journals.opened("f").forbidden_tokens
 
     def play(self, act: Callable[[], Awaitable[None]]) -> None:
         """Run `act` within a deadline, while the host is watched."""
@@ -435,7 +441,7 @@ def test_the_next_engine_leaves_out_what_took_the_memory(host: FakeHost, tmp_pat
     life = ended_twice(scene, world, (500, 510), lambda: host.leave(GIB // 2))
     assert life.supervisor.status().engine.last_exit.startswith("host_memory: 512 MiB")
     assert scene.actions.count("end") == 2
-    assert scene.forbidden == [510]
+    assert scene.forbidden_tokens == 510
     # The longest prompt has 509 tokens now, and its answer one.
     assert [engine.context_limit_tokens for engine in world.engines] == [None, None, 510]
 
@@ -458,7 +464,7 @@ def test_the_next_engine_leaves_out_what_took_the_memory_of_another_node(
     death = Death("host_memory", "node b: 512 MiB were available")
     ended_twice(scene, world, (500, 500), lambda: world.engines[-1].die(death))
     assert scene.actions == ["end", "end"]
-    assert scene.forbidden == [500]
+    assert scene.forbidden_tokens == 500
     assert world.engines[-1].context_limit_tokens == 500
 
 
@@ -468,7 +474,7 @@ def test_what_is_shorter_than_what_was_there_before_is_not_left_out_yet(
     """Neither size has been there twice, so both may have been there by chance."""
     scene, world = Scene(host), World(tmp_path)
     ended_twice(scene, world, (510, 500), lambda: host.leave(GIB // 2))
-    assert scene.forbidden == []
+    assert scene.forbidden_tokens is None
 
 
 def test_a_proof_that_takes_the_last_memory_is_made_again_without_the_size(
@@ -492,8 +498,32 @@ def test_a_proof_that_takes_the_last_memory_is_made_again_without_the_size(
         states = [state for state, _ in groupby(life.states)]  # it may wait for the memory, too
         assert states[:5] == ["STARTING", "PROBING", "RECOVERING", "PROBING", "READY"]
         assert "one request" not in world.events
-        assert scene.forbidden == [500]
+        assert scene.forbidden_tokens == 500
         assert scene.actions == ["end"]
+
+    scene.play(act)
+
+
+@pytest.mark.parametrize("tokens", [8, 500])
+def test_an_image_that_takes_the_last_memory_forbids_no_context(
+    host: FakeHost, tmp_path: Path, tokens: int
+) -> None:
+    """However many tokens it has: its encoder took the memory, and the next probe leaves it out."""
+    scene, probing = Scene(host), Halt()
+    world = World(tmp_path, reports=(LIMITED,), probing=probing)
+
+    async def act() -> None:
+        async with living(world, scene) as life:
+            await probing.entered.wait()
+            with scene.journals.opened("f").image_attempt(3072):
+                async with reading(world, tokens, is_probe=True):
+                    host.leave(GIB // 2)
+                    await life.until(State.RECOVERING)
+            host.leave(50 * GIB)
+            probing.released.set()
+            await life.until(State.READY)
+        assert scene.journals.opened("f").forbidden_image == (3072, None)
+        assert scene.forbidden_tokens is None
 
     scene.play(act)
 
@@ -509,7 +539,7 @@ def test_a_death_without_a_long_prompt_forbids_nothing(host: FakeHost, tmp_path:
             await life.until(State.RECOVERING)
             host.leave(50 * GIB)
             await life.until(State.READY)
-        assert scene.forbidden == []
+        assert scene.forbidden_tokens is None
         assert world.engines[1].context_limit_tokens is None
 
     scene.play(act)

@@ -27,10 +27,31 @@ def test_an_image_that_took_the_machine_down_forbids_no_context(tmp_path: Path) 
     assert journal.forbidden_image is not None
     pixels, evidence = journal.forbidden_image
     assert pixels == 3072
+    assert evidence is not None
     evidence.unlink()
     kill_during_last(tmp_path, "f", 512)
     journal = ProbeJournal(tmp_path, "f")
     assert (journal.forbidden_tokens, journal.forbidden_image) == (512, None)
+
+
+def test_an_image_is_forbidden_once_its_attempt_has_failed(tmp_path: Path) -> None:
+    """By this process at once, and by later ones on this host; one that was served never is."""
+    journals = ProbeJournals(tmp_path)
+    journal = journals.opened("f")
+    with journal.image_attempt(768):
+        pass
+    assert journals.forbid_unproven_image() == 0
+    with pytest.raises(ProbeFailedError), journal.image_attempt(3072):
+        raise ProbeFailedError("no")
+    assert ProbeJournal(tmp_path, "f").forbidden_image is None
+    assert journals.forbid_unproven_image() == 3072
+    assert journals.forbid_unproven_image() == 0
+    forbidden = ProbeJournal(tmp_path, "f").forbidden_image
+    assert forbidden is not None
+    assert forbidden[0] == 3072
+    assert forbidden == journals.opened("f").forbidden_image
+    shutil.rmtree(tmp_path)
+    assert journals.opened("f").forbidden_image == (3072, None)
 
 
 def test_ended_attempts_are_allowed(tmp_path: Path) -> None:

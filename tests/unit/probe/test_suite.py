@@ -757,8 +757,8 @@ def test_an_image_that_took_the_machine_down_is_halved(tmp_path: Path) -> None:
     assert [image[:2] for image in sent_images(the_bed)] == [(32, 24)]
     (left,) = tmp_path.iterdir()
     assert step.reason == (
-        "an image of 32 x 24; an attempt at an image of 3072 pixels took the machine down; "
-        f"delete {left} to try it again"
+        "an image of 32 x 24; an attempt at an image of 3072 pixels took the machine down or "
+        f"exhausted its memory; delete {left} to try it again"
     )
 
 
