@@ -28,10 +28,18 @@ from vllm.multimodal.inputs import (
 )
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    UtilityOutput,
+    core_client,
+)
+from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.serial_utils import MsgpackEncoder, UtilityResult
 
 from holdfast.engine import checked_llm
 from holdfast.engine.aborts import Aborts
@@ -66,9 +74,15 @@ class Core:
         self.parameters: list[SamplingParams] = []
         self.aborted: list[str] = []
         self.resources = SimpleNamespace(engine_dead=False)
+        self.utility_results: dict[int, Any] = {}
         self.error: Exception | None = None
         """What it raises for whatever it is sent."""
         self.dies = asyncio.get_running_loop().create_future()
+
+    async def ask(self) -> None:
+        """Ask workers, as vLLM's client does, and wait for the reply."""
+        reply = self.utility_results[1] = asyncio.get_running_loop().create_future()
+        await reply
 
     async def get_output_async(self) -> Any:
         await self.dies
@@ -497,6 +511,80 @@ def test_what_comes_after_the_death_was_not_sent(sent: SentAnswer | None) -> Non
     play(scene)
 
 
+class SilentClient(AsyncMPClient):  # type: ignore[misc]  # vLLM is Any to us
+    """vLLM's own client of an EngineCore, which answers nothing."""
+
+    def __init__(self) -> None:
+        self.resources = SimpleNamespace(engine_dead=False)
+        self.utility_results: dict[int, asyncio.Future[Any]] = {}
+        self.encoder = MsgpackEncoder()
+        self.client_index = 0
+        self.core_engine = b"core"
+
+    async def _send_input_message(self, *_: Any) -> None:
+        self.ensure_alive()
+
+    def _ensure_output_queue_task(self) -> None:
+        pass
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        pass
+
+
+async def asked_before_the_death(engine: Engine) -> tuple[SilentClient, asyncio.Task[Any]]:
+    """A client with a call that its engine died of, and the call."""
+    engine.llm.engine_core = client = SilentClient()
+    call = asyncio.create_task(client.collective_rpc_async("add_lora"))
+    while not client.utility_results:  # noqa: ASYNC110 - the loop is all there is
+        await asyncio.sleep(0)
+    engine.llm.declare_dead()
+    return client, call
+
+
+def test_what_workers_were_asked_ends_with_the_engine() -> None:
+    """vLLM ends only requests; the reply would be awaited for ever."""
+
+    async def scene(engine: Engine) -> None:
+        client, call = await asked_before_the_death(engine)
+        with pytest.raises(EngineDeadError):
+            await call
+        with pytest.raises(EngineDeadError):
+            await client.collective_rpc_async("add_lora")
+
+    play(scene)
+
+
+def test_a_reply_that_comes_after_all_is_not_read() -> None:
+    """From an engine that was stalled, and is declared dead before it ends."""
+
+    async def scene(engine: Engine) -> None:
+        client, call = await asked_before_the_death(engine)
+        (name,) = client.utility_results
+        reply = UtilityOutput(name, result=UtilityResult([]))
+        core_client._process_utility_output(reply, client.utility_results)
+        with pytest.raises(EngineDeadError):
+            await call
+
+    play(scene)
+
+
+def test_a_call_that_could_not_be_sent_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """vLLM keeps it among those that wait for a reply; asyncio would log that nobody reads it."""
+
+    async def scene(engine: Engine) -> None:
+        client, call = await asked_before_the_death(engine)
+        with pytest.raises(EngineDeadError):
+            await call
+        with pytest.raises(EngineDeadError):
+            await client.collective_rpc_async("add_lora")
+        engine.llm.declare_dead()
+        client.utility_results.clear()
+        gc.collect()
+
+    play(scene)
+    assert "never retrieved" not in caplog.text
+
+
 def test_a_stream_that_waits_for_others_to_go_on_when_the_engine_dies_was_not_sent() -> None:
     """Each has the answers before it read first."""
 
@@ -580,7 +668,9 @@ def test_a_dead_engine_is_freed_although_vllm_has_frozen_it(
         engine.llm.output_handler = None
         engine.llm._run_output_handler()
         gc.freeze()
+        asked: list[asyncio.Task[Any]]
         asked = [engine.ask(name, RequestContext(key="a")) for name in ("a", "b")]
+        asked.append(asyncio.create_task(engine.core.ask()))
         await engine.until_sent(2)
         engine.llm.declare_dead()
         await asyncio.wait(asked)

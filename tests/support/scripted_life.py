@@ -170,6 +170,7 @@ class World:
     ranks: tuple[RankStats, ...] = field(default_factory=lambda: (a_rank(),))
     loading: Callable[[], Awaitable[None]] = at_once
     starting: Callable[[], Awaitable[None]] = at_once
+    mounting: Callable[[], Awaitable[None]] = at_once
     probing: Callable[[], Awaitable[None]] = at_once
     draining: Callable[[], Awaitable[None]] = at_once
     missing: list[str] = field(default_factory=list)
@@ -218,6 +219,7 @@ class World:
             self.events.append(f"engine {spec.generation} stopped")
 
     async def mount(self) -> None:
+        await self.mounting()
         self.events.append("mounted")
 
     def prober(self, _engine: Any) -> World:

@@ -25,7 +25,7 @@ from holdfast.processes import tree
 from holdfast.processes.deaths import DeathWatch, required_processes
 from holdfast.processes.memory import host_memory_bytes
 from holdfast.processes.stacks import is_compiling, stacks_of
-from holdfast.races import forget_cancellations
+from holdfast.races import forget_cancellations, race
 from holdfast.records import Death, EngineFacts, RankStats, Suspect
 from holdfast.worker.crash_records import tracebacks
 from holdfast.worker.step_requests import read_reached_tokens, read_suspects
@@ -164,6 +164,12 @@ class AsyncEngine:
         # time for a debugger.
         here = self._watch.death_or_stop(SILENCE_SECONDS)
         return await root_death_of_nodes(here, self._remote)
+
+    async def restore_adapters(self) -> None:
+        """Load the adapters that it should have, unless it dies meanwhile: nobody watches yet."""
+        async with race(self._loras.restore(), self.until_dead()) as (restoring, _):
+            if restoring.done():
+                restoring.result()
 
     def report_unexplained_abort(self) -> None:
         self._watch.report_unexplained_abort()

@@ -105,6 +105,7 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         """
         del self.engine_core.add_request_async, self.output_processor.process_outputs
         self.output_processor.request_states.clear()
+        self.engine_core.utility_results.clear()
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """Return the tasks that read what the engine sends."""
@@ -185,10 +186,15 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         """Make every pending and every later call raise EngineDeadError.
 
         A stopped core reports nothing, and `AsyncLLM.shutdown` cancels the task that would pass a
-        death on: without this, calls wait forever (0.32, 0.33).
+        death on. That of any other passes it on to requests, and not to what was asked of workers
+        or of the scheduler. Without this, calls wait forever (0.32, 0.33).
         """
         self.engine_core.resources.engine_dead = True
         self.output_processor.propagate_error(EngineDeadError())
+        for call in self.engine_core.utility_results.values():
+            if not call.done():
+                call.set_exception(EngineDeadError())
+                call.exception()  # one that could not be sent has no reader, and is here too
 
     def core_processes(self) -> dict[int, CoreProcess]:
         """Return the processes that the front end started for this engine, by pid; none of Ray's.

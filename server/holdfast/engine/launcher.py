@@ -172,7 +172,7 @@ class EngineLauncher:
                     error = RequestLostError("The model has changed since this answer began.")
                     self.requests.refuse(lambda request: request.has_yielded, error)
                 with self._in_use(engine), front_end.variables_read_once():
-                    await unless_lost(self.loras.restore(), remote)
+                    await unless_lost(engine.restore_adapters(), remote)
                     yield engine
         finally:
             tree.reap(before)

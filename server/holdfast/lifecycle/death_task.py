@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeAlias, TypeVar
 
+from holdfast.errors import HoldfastError
 from holdfast.records import Death
 
 DeathTask: TypeAlias = "asyncio.Task[Death]"
@@ -51,6 +52,16 @@ async def run_unless_dead(
     finally:
         working.cancel()
         await asyncio.wait({working})
+
+
+async def is_alive_after(death_task: DeathTask, work: Awaitable[None]) -> bool:
+    """Do what needs the engine, and return whether it is alive after that."""
+    try:
+        await run_unless_dead(death_task, work)
+    except HoldfastError:
+        if not death_task.done():  # else it failed because the engine is dead
+            raise
+    return not death_task.done()
 
 
 async def _first_of(*signals: Awaitable[Death]) -> Death:

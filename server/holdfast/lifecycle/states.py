@@ -65,7 +65,8 @@ class GenerationOutcome:
 
 TRANSITIONS: MappingProxyType[State, frozenset[State]] = MappingProxyType(
     {
-        # STARTING after PROBING is the learned restart; RECOVERING follows the loss of a node.
+        # STARTING after PROBING is the learned restart; RECOVERING follows the loss of a node, or
+        # that of an engine before its proof.
         State.STARTING: frozenset({State.PROBING, State.RECOVERING, State.DRAINING, State.FAILED}),
         State.PROBING: frozenset(
             {State.READY, State.STARTING, State.RECOVERING, State.DRAINING, State.FAILED}

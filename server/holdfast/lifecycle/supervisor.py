@@ -15,7 +15,7 @@ from holdfast.engine.replay import ReplayManager
 from holdfast.errors import ConflictError, EngineStartError, HoldfastError, NotReadyError
 from holdfast.lifecycle.commands import Command, RestartCommand
 from holdfast.lifecycle.death_handler import DeathHandler
-from holdfast.lifecycle.death_task import DeathTask, run_unless_dead
+from holdfast.lifecycle.death_task import DeathTask, is_alive_after, run_unless_dead
 from holdfast.lifecycle.host import Host
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.memory_relief import MemoryRelief
@@ -241,6 +241,9 @@ class Supervisor:
             return self._deaths.record_failed_start(error, start_seconds=start_seconds)
 
     async def _prove(self, engine: Engine, death_task: DeathTask) -> ProofOutcome:
+        """Put vLLM's routes in front of the engine, unless they are there, and prove it."""
+        if not await is_alive_after(death_task, self._host.mount()):
+            return "died"
         self._state_machine.enter(State.PROBING, f"running {self._proof.next_run}")
         return await self._proof.prove(
             engine,
@@ -276,7 +279,6 @@ class Supervisor:
             self._engine, self._facts = engine, engine.facts
             self._report = replace(self._report, last_start_seconds=time.monotonic() - started)
             try:
-                await self._host.mount()
                 yield engine
             finally:
                 self._last_ranks = engine.ranks()

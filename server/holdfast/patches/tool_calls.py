@@ -15,6 +15,7 @@ from typing import Any
 from vllm.parser import ParserManager
 
 from holdfast.labels import ToolCallDefect
+from holdfast.patches.patch import original, replace
 from holdfast.patches.tool_call_defects import defect_of, schemas_of
 from holdfast.request_context import current_request
 
@@ -23,17 +24,20 @@ Count = Callable[[ToolCallDefect | None], None]
 
 
 def count_tool_calls(count: Count) -> None:
-    """Have the calls counted in all answers of the parsers that vLLM makes from now on."""
-    original = ParserManager.get_parser
+    """Have the calls counted in all answers of the parsers that vLLM makes from now on.
 
-    @wraps(original)
+    Calling it again replaces the count.
+    """
+    as_vllm = original(ParserManager, "get_parser")
+
+    @wraps(as_vllm)
     def get_parser(*arguments: Any, **options: Any) -> Any:
-        parser = original(*arguments, **options)
+        parser = as_vllm(*arguments, **options)
         if parser is None or parser.tool_parser_cls is None:
             return parser
         return _counting(parser, count)
 
-    ParserManager.get_parser = staticmethod(get_parser)
+    replace(ParserManager, "get_parser", get_parser)
 
 
 def _counting(parser: Any, count: Count) -> Any:

@@ -815,6 +815,27 @@ def test_no_step_is_expected_while_workers_load_an_adapter(
         assert run(seen(psutil.Process(pid))) == [False, not is_too_long, False]
 
 
+def test_an_engine_that_dies_while_it_gets_its_adapters_is_not_waited_for(tmp_path: Path) -> None:
+    """It answers nothing, and who watches for its death comes later."""
+    shelf = Shelf()
+    shelf.load("a")
+
+    async def restore(core: psutil.Process) -> str:
+        engine = engine_of(core.pid, tmp_path, lambda: frozenset({core}), loras=shelf.loras)
+        shelf.llm.is_silent = True
+        restoring = asyncio.create_task(engine.restore_adapters())
+        while len(shelf.llm.asked) < 2:  # noqa: ASYNC110 - the loop is all there is
+            await asyncio.sleep(0.01)
+        core.kill()
+        await restoring
+        return (await engine.until_dead()).cause
+
+    with holding(0) as pid:
+        assert run(restore(psutil.Process(pid))) == "core_exit"
+    assert not shelf.loras.stops_steps
+    assert shelf.loras.listed() == (Lora("a", "/a", is_pinned=False),)
+
+
 @pytest.mark.parametrize("is_there", [False, True])
 def test_an_adapter_is_downloaded_before_the_workers_are_asked(
     monkeypatch: pytest.MonkeyPatch, *, is_there: bool

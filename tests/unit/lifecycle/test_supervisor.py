@@ -93,7 +93,7 @@ def test_the_status_of_each_state(tmp_path: Path) -> None:
     assert "1000 tokens proven" in seen["READY"].reason
 
 
-@pytest.mark.parametrize("stuck", ["loading", "starting", "probing"])
+@pytest.mark.parametrize("stuck", ["loading", "starting", "mounting", "probing"])
 def test_a_stop_before_ready_does_not_drain(tmp_path: Path, stuck: str) -> None:
     """The start is cancelled in any stage, since no request was admitted."""
     halt = Halt()
@@ -110,6 +110,43 @@ def test_a_stop_before_ready_does_not_drain(tmp_path: Path, stuck: str) -> None:
     assert "READY" not in life.states
     assert "drained" not in world.events
     assert world.events.count("engine 1 runs") == world.events.count("engine 1 stopped")
+
+
+def test_an_engine_that_dies_before_the_proof_is_replaced(tmp_path: Path) -> None:
+    """Its adapters are loaded then, and what was asked of it has no answer."""
+    mounting = Halt()
+    world = World(tmp_path, mounting=mounting)
+
+    async def kill(life: Life) -> None:
+        await mounting.entered.wait()
+        world.engines[0].die(PLUG_PULLED)
+        await life.until(State.RECOVERING)
+        mounting.released.set()
+        await stopped_in(State.READY)(life)
+
+    life = lived(world, kill)
+    assert life.error is None
+    assert life.states[:4] == ["STARTING", "RECOVERING", "PROBING", "READY"]
+    assert world.deaths == [PLUG_PULLED]
+
+
+def test_what_fails_before_the_proof_because_the_engine_died_is_no_mistake(
+    tmp_path: Path,
+) -> None:
+    """vLLM makes a text of the error, which then looks as if an adapter were wrong."""
+    world = World(tmp_path)
+
+    async def fail_as_the_engine_dies() -> None:
+        if len(world.engines) == 1:
+            world.engines[0].die(PLUG_PULLED)
+            while not world.engines[0].is_given_up:  # noqa: ASYNC110 - the loop is all there is
+                await asyncio.sleep(0)
+            raise UsageError("the adapter cannot be loaded.")
+
+    world.mounting = fail_as_the_engine_dies
+    life = lived(world, stopped_in(State.READY))
+    assert life.error is None
+    assert world.deaths == [PLUG_PULLED]
 
 
 def test_asking_twice_is_asking_once(tmp_path: Path) -> None:
