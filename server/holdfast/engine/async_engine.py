@@ -106,16 +106,23 @@ class AsyncEngine:
     @asynccontextmanager
     async def scheduling_paused(self) -> AsyncIterator[None]:
         self._is_held = True
+        pausing = asyncio.ensure_future(self._pause_scheduling())
         try:
-            async with rpc_deadline("stop scheduling", RPC_DEADLINE_SECONDS):
-                await self._llm.pause_generation(mode="keep", clear_cache=False)
             try:
+                await asyncio.shield(pausing)
                 yield
             finally:
+                # Whoever is cancelled during the pause leaves a paused engine, too. Engines of a
+                # data-parallel group refuse to resume before they have paused (0.32, 0.33).
+                await asyncio.gather(pausing, return_exceptions=True)
                 async with rpc_deadline("schedule again", RPC_DEADLINE_SECONDS):
                     await self._llm.resume_generation()
         finally:
             self._is_held = False
+
+    async def _pause_scheduling(self) -> None:
+        async with rpc_deadline("stop scheduling", RPC_DEADLINE_SECONDS):
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
 
     async def queued_requests(self) -> int:
         return int(self._llm.get_num_unfinished_requests())

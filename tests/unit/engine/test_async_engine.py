@@ -118,6 +118,22 @@ class CoreOf:
         return {self._pid: CoreProcess("EngineCore", lambda: None)}
 
 
+class PausingCore(CoreOf):
+    """It pauses when asked to, and replies when a test says so."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(pid)
+        self.asked: list[str] = []
+        self.replies = asyncio.Event()
+
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+        self.asked.append(f"pause, {mode=}, {clear_cache=}")
+        await self.replies.wait()
+
+    async def resume_generation(self) -> None:
+        self.asked.append("resume")
+
+
 @contextmanager
 def holding(size_bytes: int) -> Iterator[int]:
     """Run a process that holds this much memory, and return its pid."""
@@ -775,10 +791,11 @@ def engine_of(
     processes: Callable[[], frozenset[psutil.Process]],
     remote: RemoteRanks | None = None,
     loras: Loras | None = None,
+    llm: CoreOf | None = None,
 ) -> AsyncEngine:
     """An engine with that core."""
     return AsyncEngine(
-        CoreOf(core),
+        llm or CoreOf(core),
         FACTS,
         WorkspaceSpec(str(directory), 1, 0, 0.1, "alongside", None),
         processes,
@@ -787,6 +804,38 @@ def engine_of(
         remote=remote,
         limit_context=lambda _tokens: None,
     )
+
+
+def test_an_engine_whose_pause_is_cancelled_schedules_again(tmp_path: Path) -> None:
+    """It is paused before it replies; without this, requests wait in it for ever.
+
+    Not before it has replied, since engines of a data-parallel group would refuse.
+    """
+
+    async def pause(engine: AsyncEngine) -> None:
+        async with engine.scheduling_paused():
+            pass
+
+    async def cancel(core: psutil.Process) -> tuple[list[str], list[str], bool]:
+        llm = PausingCore(core.pid)
+        engine = engine_of(core.pid, tmp_path, lambda: frozenset({core}), llm=llm)
+        pausing = asyncio.create_task(pause(engine))
+        while not llm.asked:  # noqa: ASYNC110 - the loop is all there is
+            await asyncio.sleep(0)
+        pausing.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        before = [*llm.asked]
+        llm.replies.set()
+        await asyncio.wait({pausing})
+        assert pausing.cancelled()
+        engine._death.cancel()
+        return before, llm.asked, engine.is_paused
+
+    with holding(0) as pid:
+        before, asked, is_paused = run(cancel(psutil.Process(pid)))
+    asked_first = "pause, mode='keep', clear_cache=False"
+    assert (before, asked, is_paused) == ([asked_first], [asked_first, "resume"], False)
 
 
 @pytest.mark.parametrize("is_too_long", [False, True])
