@@ -7,10 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
+from vllm.v1.engine.exceptions import EngineDeadError
 
+from holdfast.engine.loras import Loras
+from holdfast.engine.proxy import EngineProxy
+from holdfast.engine.worker_adapters import deaths_raised
+from holdfast.errors import EngineLostError, UsageError
 from holdfast.patches.adapters import MAX_NAME_CHARACTERS, bound_adapter_names
 
 
@@ -94,3 +100,61 @@ def test_a_name_that_leads_elsewhere_is_not_looked_for(resolver: Resolver, name:
 
     assert asyncio.run(scene()).error.code == 404
     assert resolver.asked == []
+
+
+class Workers:
+    """Of an engine that loads no adapter, with this error."""
+
+    model_config = SimpleNamespace(model="m")
+    vllm_config = renderer = input_processor = None
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def collective_rpc(self, _method: str, *, args: Any) -> Any:
+        del args
+        raise self._error
+
+
+def in_front_of(error: Exception) -> tuple[EngineProxy, Any]:
+    """A proxy of such an engine, and vLLM's models with an adapter of the command line."""
+    proxy = EngineProxy()
+    proxy.use(Workers(error))
+    return proxy, OpenAIServingModels(proxy, [], lora_modules=[LoRAModulePath("a", "/a")])
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_an_engine_that_dies_during_a_load_is_not_a_wrong_adapter(*, is_replaced: bool) -> None:
+    """Nor if none is in use. vLLM answers as if the adapter could not be loaded."""
+    proxy, models = in_front_of(EngineDeadError())
+    loras = Loras(proxy, is_enabled=True)
+    loras.attach(models)
+    if is_replaced:
+        proxy.use(None)
+    with pytest.raises(EngineLostError) as caught:
+        asyncio.run(loras.load("b", "/b", is_replacing=False))
+    assert caught.value.http_status == 503
+
+
+def test_an_engine_that_dies_during_the_loads_of_a_start_is_not_a_wrong_flag() -> None:
+    """vLLM raises a ValueError for whatever an adapter of the command line fails of."""
+    _, models = in_front_of(EngineDeadError())
+    with pytest.raises(EngineLostError):
+        asyncio.run(loaded_at_start(models))
+
+
+def test_an_adapter_that_does_not_load_is_a_wrong_one() -> None:
+    """At a start and later."""
+    proxy, models = in_front_of(RuntimeError("rank 64"))
+    loras = Loras(proxy, is_enabled=True)
+    loras.attach(models)
+    with pytest.raises(UsageError, match="rank 64"):
+        asyncio.run(loras.load("b", "/b", is_replacing=False))
+    with pytest.raises(ValueError, match="rank 64"):
+        asyncio.run(loaded_at_start(models))
+
+
+async def loaded_at_start(models: Any) -> None:
+    """Load the adapters of the command line, as vLLM's application is built."""
+    with deaths_raised():
+        await models.init_static_loras()

@@ -17,7 +17,7 @@ from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest, UnloadL
 
 from holdfast.engine.proxy import EngineProxy
 from holdfast.engine.rpc import call_workers, rpc_deadline
-from holdfast.engine.worker_adapters import uses
+from holdfast.engine.worker_adapters import deaths_raised, uses
 from holdfast.errors import (
     ConflictError,
     EngineLostError,
@@ -73,7 +73,8 @@ class Loras:
         models = self._require_enabled()
         request = LoadLoRAAdapterRequest(lora_name=name, lora_path=path, load_inplace=is_replacing)
         async with rpc_deadline("load the adapter", LOAD_DEADLINE_SECONDS):
-            answer = await models.load_lora_adapter(request)
+            with deaths_raised():
+                answer = await models.load_lora_adapter(request)
         if isinstance(answer, ErrorResponse):
             raise _refusal(answer)
         return self._as_listed(models.lora_requests[name])

@@ -21,6 +21,7 @@ from holdfast.engine.media.realtime import bound_realtime_audio, report_wrong_ev
 from holdfast.engine.proxy import EngineProxy
 from holdfast.engine.sequence_queue import max_sequences, running_at_once
 from holdfast.engine.vllm_errors import usage_errors
+from holdfast.engine.worker_adapters import deaths_raised
 from holdfast.patches import fits, front_end
 from holdfast.patches.adapters import bound_adapter_names
 from holdfast.patches.answer_parsing import bound_answer_parsers
@@ -68,6 +69,10 @@ async def openai_app(
     `server` is the uvicorn server: vLLM's exception handler looks for it in the application's
     state, and would end it if the proxy ever said that the engine errored. `count_tool_call` gets
     each tool call of the model.
+
+    Raises:
+        UsageError: a flag, a file or an adapter is wrong.
+        EngineLostError: the engine died before it had all adapters of the command line.
     """
     # vLLM answers with this class, whatever FastAPI would rather have it do (0.32, 0.33).
     warnings.filterwarnings("ignore", "ORJSONResponse is deprecated", UserWarning)
@@ -116,7 +121,8 @@ async def openai_app(
         if fits("engine.openai_app.put_frequent_first"):
             put_frequent_first(app.router.routes)
         app.state.server = server
-        await init_app_state(proxy, app.state, arguments, tasks)
+        with deaths_raised():
+            await init_app_state(proxy, app.state, arguments, tasks)
     async with app.router.lifespan_context(app):
         yield app
 

@@ -221,7 +221,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
 
     async def add_lora(self, lora_request: Any, *, is_stale: bool = False) -> bool:
         """Add an adapter to every worker or to none, see `WorkerAdapters.load`."""
-        await self.adapters.load(self.current, lora_request, is_stale=is_stale)
+        await self.adapters.load(lambda: self.current, lora_request, is_stale=is_stale)
         return True
 
     async def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:

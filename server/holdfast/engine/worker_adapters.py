@@ -6,20 +6,28 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 from vllm.lora.utils import get_adapter_absolute_path
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from holdfast.engine.identity import AdapterFiles
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.rpc import ask_workers, call_workers
-from holdfast.errors import EngineRefusedError, HoldfastError, RequestLostError
+from holdfast.errors import (
+    EngineLostError,
+    EngineRefusedError,
+    HoldfastError,
+    RequestLostError,
+)
 
 MAX_LOADING_SECONDS = 300.0
 """Enough to read an adapter from a slow disk, or for another node to download it."""
 
 OnLost = Callable[[Any, HoldfastError], None]
 """Receives the record of an adapter that the workers no longer have, and why."""
+_DEATHS: ContextVar[list[EngineDeadError] | None] = ContextVar("deaths during loads", default=None)
 
 
 class WorkerAdapters:
@@ -40,18 +48,23 @@ class WorkerAdapters:
         called_seconds = time.monotonic() - self._called_since_seconds
         return self._calls > 0 and called_seconds < MAX_LOADING_SECONDS
 
-    async def load(self, llm: Any, record: Any, *, is_stale: bool = False) -> None:
+    async def load(
+        self, current: Callable[[], Any], record: Any, *, is_stale: bool = False
+    ) -> None:
         """Load an adapter into every worker, or leave every worker as it was.
 
         If its files are not those of the last time, no stream with it goes on in another engine.
+        `current` returns the engine in use: it may be another one after a download.
 
         Raises:
             EngineRefusedError: a worker rejected it.
+            EngineDeadError: the engine died meanwhile, or none is in use.
         """
         lora_id = record.lora_int_id
         if self._loaded.get(lora_id) is not record:
             await _download(record.lora_path)
-        with self._calling():
+        with self._calling(), _deaths_noted():
+            llm = current()
             errors = await _ask_to_load(llm, record, is_reloading=record.load_inplace or is_stale)
             if any(errors):
                 await self._undo(llm, record, is_in_some=not all(errors))
@@ -102,6 +115,40 @@ class WorkerAdapters:
                 self.on_lost(earlier, EngineRefusedError(next(filter(None, errors))))
                 with suppress(EngineRefusedError):
                     await self.remove(llm, lora_id)
+
+
+@contextmanager
+def deaths_raised() -> Iterator[None]:
+    """Have vLLM's own routines for adapters raise the death of an engine that ends a load.
+
+    They make a text of whatever a load raises, and then it looks as if the adapter were wrong.
+
+    Raises:
+        EngineLostError: the engine died during a load, or none was in use.
+    """
+    deaths: list[EngineDeadError] = []
+    noting = _DEATHS.set(deaths)
+    try:
+        yield
+    except ValueError:  # that of adapters on the command line
+        if not deaths:
+            raise
+    finally:
+        _DEATHS.reset(noting)
+    if deaths:
+        raise EngineLostError(
+            "the engine died before it had the adapter.", remedy="try again when it is replaced."
+        ) from deaths[0]
+
+
+@contextmanager
+def _deaths_noted() -> Iterator[None]:
+    try:
+        yield
+    except EngineDeadError as error:
+        if (deaths := _DEATHS.get()) is not None:
+            deaths.append(error)
+        raise
 
 
 async def _download(path: str) -> None:

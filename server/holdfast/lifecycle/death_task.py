@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeAlias, TypeVar
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import EngineLostError
 from holdfast.records import Death
 
 DeathTask: TypeAlias = "asyncio.Task[Death]"
@@ -58,9 +58,8 @@ async def is_alive_after(death_task: DeathTask, work: Awaitable[None]) -> bool:
     """Do what needs the engine, and return whether it is alive after that."""
     try:
         await run_unless_dead(death_task, work)
-    except HoldfastError:
-        if not death_task.done():  # else it failed because the engine is dead
-            raise
+    except EngineLostError:
+        return False
     return not death_task.done()
 
 

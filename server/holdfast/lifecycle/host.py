@@ -29,7 +29,11 @@ class Host(Protocol):
         """Import vLLM, read its flags and resolve the configuration."""
 
     async def mount(self) -> None:
-        """Put vLLM's routes behind the gate, unless they are there."""
+        """Put vLLM's routes behind the gate, unless they are there.
+
+        Raises:
+            EngineLostError: the engine died before it had the adapters of the command line.
+        """
 
     def prober(self, engine: Engine) -> Prober:
         """Return a prober for this engine."""

@@ -918,6 +918,20 @@ def test_an_adapter_is_downloaded_before_the_workers_are_asked(
     assert not asked.is_set()
 
 
+def test_an_adapter_is_loaded_into_the_engine_that_is_there_after_its_download(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A download takes minutes, in which an engine may be replaced."""
+    shelf, other = Shelf(), ScriptedLLM()
+
+    def download(_path: str) -> None:
+        shelf.proxy._current = other
+
+    monkeypatch.setattr(worker_adapters, "get_adapter_absolute_path", download)
+    shelf.load("a")
+    assert (shelf.llm.asked, [what for what, _ in other.asked]) == ([], ["add_lora"])
+
+
 def test_a_core_that_is_stopped_ends_an_engine_on_several_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

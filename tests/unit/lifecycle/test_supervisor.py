@@ -130,18 +130,19 @@ def test_an_engine_that_dies_before_the_proof_is_replaced(tmp_path: Path) -> Non
     assert world.deaths == [PLUG_PULLED]
 
 
-def test_what_fails_before_the_proof_because_the_engine_died_is_no_mistake(
-    tmp_path: Path,
+@pytest.mark.parametrize("is_known", [False, True])
+def test_an_adapter_that_does_not_load_because_the_engine_died_ends_no_server(
+    tmp_path: Path, *, is_known: bool
 ) -> None:
-    """vLLM makes a text of the error, which then looks as if an adapter were wrong."""
+    """Whichever comes first, the error of the call or the death."""
     world = World(tmp_path)
 
     async def fail_as_the_engine_dies() -> None:
         if len(world.engines) == 1:
             world.engines[0].die(PLUG_PULLED)
-            while not world.engines[0].is_given_up:  # noqa: ASYNC110 - the loop is all there is
+            while is_known and not world.engines[0].is_given_up:  # noqa: ASYNC110 - as below
                 await asyncio.sleep(0)
-            raise UsageError("the adapter cannot be loaded.")
+            raise EngineLostError("the engine died before it had the adapter.")
 
     world.mounting = fail_as_the_engine_dies
     life = lived(world, stopped_in(State.READY))
