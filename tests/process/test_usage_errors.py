@@ -335,11 +335,38 @@ def _looked_up(endpoint: str) -> HoldfastError:
     return caught.value
 
 
-def test_a_hub_that_cannot_be_reached_ends_a_start_that_may_be_tried_again() -> None:
-    """With 3, which services restart; the model and the flags may be right."""
+@pytest.fixture
+def closed() -> str:
+    """The address of a Hub that cannot be reached."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    error = _looked_up(f"http://127.0.0.1:{port}")
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(("path", "code"), [("/503", 3), ("/404", 2), (None, 3)])
+def test_a_hub_that_lacks_only_an_adapter_is_told_alike(
+    tmp_path: Path,
+    sound: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hub: str,
+    closed: str,
+    path: str | None,
+    code: int,
+) -> None:
+    """Before an engine is started; vLLM would say that there is no such adapter."""
+    from huggingface_hub import constants
+
+    from holdfast.engine.configure import configure
+
+    monkeypatch.setattr(constants, "ENDPOINT", closed if path is None else hub + path)
+    settings = parse_serve([str(sound), *TINY, "--lora-modules=x=org/adapter"], {})
+    with pytest.raises(HoldfastError, match="--lora-modules: x: ") as caught:
+        configure(settings, tmp_path, lambda: State.STARTING, NativeVariables(None, ()))
+    assert caught.value.exit_code == code
+
+
+def test_a_hub_that_cannot_be_reached_ends_a_start_that_may_be_tried_again(closed: str) -> None:
+    """With 3, which services restart; the model and the flags may be right."""
+    error = _looked_up(closed)
     assert error.exit_code == 3
     assert "the Hugging Face Hub cannot be reached: " in error.cause
     assert "HF_HUB_OFFLINE=1" in error.remedy

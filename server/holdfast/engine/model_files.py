@@ -1,7 +1,7 @@
 """Checks the files that the command line names: template, adapters, tokenizer and weights.
 
 An engine may take minutes to find out that one of them is unusable. Only local files are checked,
-and only for faults that would end every start in the same way.
+and only for faults that would end every start in the same way. Adapters of the Hub are downloaded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
 from transformers.utils.chat_template_utils import _compile_jinja_template
+from vllm import envs
 from vllm.exceptions import VLLMError
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.tokenizers import cached_tokenizer_from_config
@@ -44,6 +47,7 @@ def check(namespace: argparse.Namespace, model_config: Any) -> None:
 
     Raises:
         UsageError: one of them is missing, or is not what it should be.
+        OSError: an adapter cannot be downloaded.
     """
     for module in namespace.lora_modules or ():
         _check_adapter(module.name, module.path)
@@ -75,7 +79,8 @@ def check_template(given: str | None) -> None:
 def _check_adapter(name: str, given: str) -> None:
     directory = Path(given).expanduser()
     is_path = given.startswith(("/", "./", "../", "~")) or directory.exists()
-    if not is_path:  # from the Hub or a resolver
+    if not is_path:
+        _download_adapter(name, given)
         return
     if not (directory / "adapter_config.json").is_file():
         raise UsageError(
@@ -84,6 +89,21 @@ def _check_adapter(name: str, given: str) -> None:
             remedy="name the directory of an adapter, or leave it out.",
         )
     check_weights(directory, "safetensors")
+
+
+def _download_adapter(name: str, given: str) -> None:
+    """Have the cache of the Hugging Face Hub hold an adapter.
+
+    vLLM itself only logs why it cannot be downloaded, and then finds no file of it.
+    """
+    if envs.VLLM_USE_MODELSCOPE:
+        return
+    try:
+        snapshot_download(given)
+    except HFValidationError:
+        return  # no name of the Hub: vLLM says that there is no such adapter
+    except OSError as error:
+        raise OSError(f"--lora-modules: {name}: {error}") from error
 
 
 def _check_tokenizer(model_config: Any) -> None:
