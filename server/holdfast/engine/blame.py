@@ -40,12 +40,7 @@ from dataclasses import dataclass
 from holdfast.engine.arrivals import named_requests
 from holdfast.engine.departed import Departed, Leavers
 from holdfast.engine.digests import Digests
-from holdfast.engine.request import (
-    EngineOutputs,
-    EngineRequest,
-    quarantine_error,
-    suspected_error,
-)
+from holdfast.engine.request import EngineOutputs, EngineRequest, quarantine_error, suspected_error
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.trials import OF_NO_REQUEST, SHOWS_NOTHING, Trials, are_harmless_alone
 from holdfast.errors import HoldfastError
@@ -226,7 +221,9 @@ class Blame:
         culprits = suspects
         if len(suspects) > 1:
             keys = {request.context.key for request in suspects}
-            culprits = [*filter(self._is_suspected, suspects)] if len(keys) == 1 else []
+            # Their digests may take seconds of the event loop.
+            may_be_known = len(keys) == 1 and self.suspicions.has_suspected(*keys)
+            culprits = [*filter(self._is_suspected, suspects)] if may_be_known else []
         if not (culprits and is_complete):
             self._begin_trials(suspects, unexplained=1)
             return BlameVerdict(has_suspects=True)

@@ -99,6 +99,11 @@ class Suspicions:
         one = self._known.get(digest)
         return one is not None and one.key == key and self._is_fresh(one.at_unix_seconds)
 
+    def has_suspected(self, key: str) -> bool:
+        """Whether any request of this key may have ended an engine."""
+        known = self._known.values()
+        return any(one.key == key and self._is_fresh(one.at_unix_seconds) for one in known)
+
     def suspect(self, digest: str, key: str) -> None:
         """Record that a request, and no other, may have ended an engine."""
         self._add(Suspicion(digest, key, self._clock(), is_quarantined=False))

@@ -148,6 +148,20 @@ def test_a_suspect_among_others_is_known_again() -> None:
     run_scene(scene)
 
 
+def test_suspects_of_a_key_that_has_ended_no_engine_are_not_digested() -> None:
+    """There is nothing that they could be like, and all requests wait while the loop does that."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.suspicions.suspect("digest", "other")
+        calls, _ = await killed(harness, RAISED, ["a", "b"], key="key")
+        assert [request.digest for request in harness.requests._requests] == [None, None]
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+
+    run_scene(scene)
+
+
 def test_nobody_is_quarantined_for_being_near_the_request_of_another_key() -> None:
     """Its own first death may have been the fault of the machine: it is tried, and passes."""
 
