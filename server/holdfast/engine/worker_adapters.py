@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
@@ -24,6 +25,7 @@ from holdfast.errors import (
 
 MAX_LOADING_SECONDS = 300.0
 """Enough to read an adapter from a slow disk, or for another node to download it."""
+DOWNLOADS_AT_ONCE = 8
 
 OnLost = Callable[[Any, HoldfastError], None]
 """Receives the record of an adapter that the workers no longer have, and why."""
@@ -36,6 +38,8 @@ class WorkerAdapters:
     def __init__(self, requests: ReplayManager) -> None:
         self._requests = requests
         self._files = AdapterFiles()
+        # The end of the loop would wait for its own executor, and a download cannot be cancelled.
+        self._downloader = ThreadPoolExecutor(DOWNLOADS_AT_ONCE, thread_name_prefix="adapters")
         self._loaded: dict[int, Any] = {}
         """vLLM's record of each adapter that every worker has loaded, by ID."""
         self._calls = 0
@@ -62,7 +66,7 @@ class WorkerAdapters:
         """
         lora_id = record.lora_int_id
         if self._loaded.get(lora_id) is not record:
-            await _download(record.lora_path)
+            await self._download(record.lora_path)
         with self._calling(), _deaths_noted():
             llm = current()
             errors = await _ask_to_load(llm, record, is_reloading=record.load_inplace or is_stale)
@@ -90,6 +94,14 @@ class WorkerAdapters:
         """Forget which all adapters but these were, and their files."""
         self._files.forget_all_but(lora_ids)
         self._loaded = {one: record for one, record in self._loaded.items() if one in lora_ids}
+
+    async def _download(self, path: str) -> None:
+        """Have the Hub's cache hold an adapter before workers load it, and make no step."""
+        downloading = asyncio.get_running_loop().run_in_executor(
+            self._downloader, get_adapter_absolute_path, path
+        )
+        # The workers meet the same error, and name it as vLLM's routes know it.
+        await asyncio.gather(downloading, return_exceptions=True)
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
@@ -149,13 +161,6 @@ def _deaths_noted() -> Iterator[None]:
         if (deaths := _DEATHS.get()) is not None:
             deaths.append(error)
         raise
-
-
-async def _download(path: str) -> None:
-    """Have the Hub's cache hold an adapter before workers load it, which make no step meanwhile."""
-    downloading = asyncio.to_thread(get_adapter_absolute_path, path)
-    # The workers meet the same error, and name it as vLLM's routes know it.
-    await asyncio.gather(downloading, return_exceptions=True)
 
 
 async def _ask_to_load(llm: Any, record: Any, *, is_reloading: bool) -> list[str]:

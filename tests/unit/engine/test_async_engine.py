@@ -918,6 +918,32 @@ def test_an_adapter_is_downloaded_before_the_workers_are_asked(
     assert not asked.is_set()
 
 
+def test_the_end_of_a_server_does_not_wait_for_a_download(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of a large adapter takes minutes, and cannot be cancelled."""
+    asked, can_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def download(_path: str) -> None:
+        asked.set()
+        can_end.wait(10)
+        ended.set()
+
+    async def begin() -> None:
+        runner_tasks.append(asyncio.create_task(shelf.loras.load("a", "a", is_replacing=False)))
+        while not asked.is_set():  # noqa: ASYNC110 - a thread sets it
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(worker_adapters, "get_adapter_absolute_path", download)
+    shelf, runner_tasks = Shelf(), list[asyncio.Task[Lora]]()
+    with asyncio.Runner() as runner:
+        runner.run(begin())
+    was_waited_for = ended.is_set()
+    can_end.set()
+    assert not was_waited_for
+    assert ended.wait(60)
+
+
 def test_an_adapter_is_loaded_into_the_engine_that_is_there_after_its_download(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
