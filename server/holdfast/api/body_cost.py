@@ -18,6 +18,7 @@ from random import random
 
 from starlette.types import Scope
 
+from holdfast.engine.grammars.lanes import Lane
 from holdfast.errors import RefusedError
 
 FREE_BYTES = 64 * 1024
@@ -65,6 +66,10 @@ class Buffer:
         self.counted_bytes += counted_bytes
         return True
 
+    async def turn(self) -> None:
+        """Return when more of the body may be read after `PACE_BYTES`."""
+        await self.buffers.turn(self.owner)
+
     def try_resize(self, size_bytes: int) -> bool:
         """Change how much is reserved; False, without an effect, if there is too little."""
         if size_bytes >= self.size_bytes:
@@ -84,7 +89,7 @@ class Buffers:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._turn = asyncio.Lock()
+        self._turns = Lane(1, slots_per_key=1)
         self.taken_bytes = 0
         """The counted bytes of all owners."""
         self._taken_by: Counter[str] = Counter()
@@ -100,13 +105,16 @@ class Buffers:
             self.give_back(owner, buffer.counted_bytes)
             self._collect(buffer.size_bytes)
 
-    async def turn(self) -> None:
-        """Return when it is the caller's turn to read more of a large body.
+    async def turn(self, owner: str) -> None:
+        """Return when it is the turn of a large body of `owner` to be read on; owners alternate.
 
         Only one has its turn at a time: a dozen fast ones would keep a core from everybody else.
         """
-        async with self._turn:
+        await self._turns.take(owner)
+        try:
             await asyncio.sleep(PACE_SECONDS)
+        finally:
+            self._turns.give(owner)
 
     def _collect(self, answered_bytes: int) -> None:
         """Free the bodies that parser errors keep alive: they are part of reference cycles.

@@ -78,15 +78,15 @@ class Limits:
         return self._app(scope, exchange.receive, exchange.send)
 
     async def _run_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        messages = LimitedMessages(
-            receive,
-            send,
-            lambda: JsonShape(self._max_json_depth, self._max_values),
-            self.buffers.turn,
-            self._refusals,
-        )
         bind = scope.get("extensions", {}).get(MEMORY_EXTENSION, lambda _: None)
         with self.buffers.buffer_of(_owner(scope)) as buffer:
+            messages = LimitedMessages(
+                receive,
+                send,
+                lambda: JsonShape(self._max_json_depth, self._max_values),
+                buffer.turn,
+                self._refusals,
+            )
             bind(buffer.try_resize)
             try:
                 await self._app(scope, messages.receive, messages.send)
@@ -203,7 +203,7 @@ class _LimitedExchange:
         """Keep a fast body from delaying all other requests."""
         if self.buffer is not None and self._unpaced_bytes >= PACE_BYTES:
             self._unpaced_bytes = 0
-            await self.buffer.buffers.turn()
+            await self.buffer.turn()
 
     async def time_out(self, seconds: float) -> None:
         """Tell the client that its time is over, if that is still possible."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 import weakref
@@ -216,3 +217,21 @@ def test_what_is_left_of_answered_bodies_is_collected() -> None:
             assert buffer.try_reserve(size_bytes)
             left.append(weakref.ref(Cycle()))
     assert [one() for one in left] == [None, None]
+
+
+def test_owners_of_large_bodies_take_turns() -> None:
+    """However many bodies one of them sends at once."""
+    buffers, read = Buffers(GARBAGE_BYTES), list[str]()
+
+    async def read_on(owner: str) -> None:
+        with buffers.buffer_of(owner) as buffer:
+            await buffer.turn()
+            read.append(owner)
+
+    async def scene() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for owner in "a" * 50 + "b":
+                tasks.create_task(read_on(owner))
+
+    asyncio.run(scene())
+    assert read.index("b") <= 2

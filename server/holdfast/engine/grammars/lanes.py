@@ -1,4 +1,4 @@
-"""How many grammars are tried at once, and whose is next?
+"""How many grammars are tried at once, and whose is next? Large bodies are read in the same way.
 
 Keys take turns, so that the grammars of one client never make those of another wait for long.
 """
@@ -12,7 +12,7 @@ _Waiting = OrderedDict[str, deque[asyncio.Future[None]]]
 
 
 class Lane:
-    """A limit on concurrent trials, shared fairly among keys. Belongs to one event loop."""
+    """A limit on concurrent work, shared fairly among keys. Belongs to one event loop."""
 
     def __init__(self, slots: int, *, slots_per_key: int) -> None:
         self._slots = slots
