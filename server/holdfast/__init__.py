@@ -43,7 +43,7 @@ Request
     2. The layers of `api` follow: `api.request_log`, `api.cross_origin`, `api.auth`, `api.router`,
        `api.quotas`, `api.limits`, `api.gate`, as `application.Application._layers` stacks them. The
        gate admits the request, queues it or refuses it. `labels.RefusalReason` lists every reason
-       for a refusal under the module that decides it, and the modules that refuse after the gate.
+       for a refusal under the module that decides it, and the modules that refuse without one.
     3. vLLM's own routes parse it (`engine.openai_app`, with `patches`).
     4. `engine.proxy` hands it to `engine.replay`, which gives it to the running generation and,
        if that dies, to the next one.

@@ -108,44 +108,6 @@ def test_every_module_that_the_images_and_the_docs_import_exists() -> None:
     assert [name for name in sorted(named) if find_spec(name) is None] == []
 
 
-def test_every_name_in_the_map_exists() -> None:
-    """A newcomer finds each module, class and function where the map says it is."""
-    package = ROOT / "server" / "holdfast"
-    named = re.findall(
-        r"`([a-z_]+(?:\.\w+)*)`", ast.get_docstring(ast.parse(MAP.read_text())) or ""
-    )
-    missing = []
-    for name in named:
-        path, *inside = name.split(".")
-        here = package / path
-        while inside and here.is_dir():
-            here /= inside.pop(0)
-        file = here / "__init__.py" if here.is_dir() else here.with_suffix(".py")
-        text = file.read_text() if file.exists() else ""
-        if not text or not all(re.search(rf"\b{part}\b", text) for part in inside):
-            missing.append(name)
-    assert named
-    assert missing == []
-
-
-PACKAGES = sorted(path.parent for path in MAP.parent.glob("*/__init__.py"))
-
-
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.name))
-def test_every_package_says_where_it_runs(package: Path) -> None:
-    """Its docstring names the process: what is true in one is not in another."""
-    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
-    assert re.search(r"\bruns? in\b|\bprocess", text, re.IGNORECASE)
-
-
-def test_every_package_is_in_the_map() -> None:
-    """And in the table of CONTRIBUTING; neither has another one."""
-    known = {path.name for path in PACKAGES}
-    table = (ROOT / "CONTRIBUTING.md").read_text()
-    assert set(re.findall(r"^    (\w+)/ ", MAP.read_text(), re.MULTILINE)) == known
-    assert set(re.findall(r"^\| `server/holdfast/(\w+)/`", table, re.MULTILINE)) == known
-
-
 def test_no_module_is_too_long_to_read_at_once() -> None:
     """A module has at most 350 lines, except two tables that have a row for each thing."""
     tables = {"patches/__init__.py", "telemetry/metrics.py"}
@@ -155,36 +117,6 @@ def test_no_module_is_too_long_to_read_at_once() -> None:
         if len(path.read_text().splitlines()) > 350
     }
     assert long == tables
-
-
-def layers_of_a_request() -> list[str]:
-    """The modules of the layers that `Application._layers` stacks, from the outside in."""
-    tree = ast.parse((ROOT / "server" / "holdfast" / "application.py").read_text())
-    origins = {
-        alias.name: node.module.removeprefix("holdfast.")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module
-        for alias in node.names
-    }
-    (stack,) = (
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and node.name == "_layers"
-    )
-    made = [
-        origins[node.func.id]
-        for statement in stack.body
-        for node in reversed([*ast.walk(statement)])  # the inner calls first
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    ]
-    return made[::-1]
-
-
-def test_the_map_has_the_layers_of_a_request_in_their_order() -> None:
-    """Step 2 of a request names each layer, as the code stacks them."""
-    _, _, step = MAP.read_text().partition("The layers of `api` follow:")
-    named = re.findall(r"`(api\.\w+)`", step.partition("3.")[0])
-    assert named == layers_of_a_request()
 
 
 @pytest.mark.parametrize("name", ["cpu.txt", "dev.txt"])
