@@ -12,6 +12,11 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "server" / "holdfast"
 MAP = PACKAGE / "__init__.py"
 PACKAGES = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
+CHECKS = PACKAGE / "verify" / "checks"
+"""Its packages list their modules as code: `CHECKS` in the order in which they run."""
+WITH_A_LIST = sorted(
+    path.parent for path in PACKAGE.glob("*/**/__init__.py") if not path.is_relative_to(CHECKS)
+)
 
 REFUSALS = {
     "GenerationError",
@@ -57,6 +62,15 @@ def test_every_package_says_where_it_runs(package: Path) -> None:
     assert re.search(r"\bruns? in\b|\bprocess", text, re.IGNORECASE)
 
 
+@pytest.mark.parametrize("package", WITH_A_LIST, ids=lambda path: module_name(path / "__init__.py"))
+def test_every_module_is_in_the_list_of_its_package(package: Path) -> None:
+    """A newcomer finds each module by what its package says of it, and nothing that is gone."""
+    text = docstring(package / "__init__.py")
+    modules, first_column = modules_of(package), listed(text)
+    assert modules - first_column - set(re.findall(r"`(\w+)`", text)) == set()
+    assert {name for name in first_column - modules if not (package / name).is_dir()} == set()
+
+
 def test_every_package_is_in_the_map() -> None:
     """And in the table of CONTRIBUTING; neither has another one."""
     known = {path.name for path in PACKAGES}
@@ -93,6 +107,18 @@ def test_the_map_has_the_layers_of_a_request_in_their_order() -> None:
     _, _, step = MAP.read_text().partition("The layers of `api` follow:")
     named = re.findall(r"`(api\.\w+)`", step.partition("3.")[0])
     assert named == layers_of_a_request()
+
+
+def listed(text: str) -> set[str]:
+    """What a docstring names in the first column of its list: `    screen, cells    the same`."""
+    rows = re.findall(r"^ {4}(\w+/?(?:, \w+/?)*)(?= {2})", text, re.MULTILINE)
+    return {name.rstrip("/") for row in rows for name in row.split(", ")}
+
+
+def modules_of(package: Path) -> set[str]:
+    """The modules and the packages in a package, each by its own name."""
+    packages = {path.parent.name for path in package.glob("*/__init__.py")}
+    return packages | {path.stem for path in package.glob("*.py")} - {"__init__"}
 
 
 def module_name(path: Path) -> str:

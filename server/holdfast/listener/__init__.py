@@ -4,4 +4,13 @@ Runs in the front end, and in a follower for its health routes. It bounds the by
 the number of everything that arrives over a connection, since an application sees none of it: the
 request line, the headers, the body as it streams in, and silent connections. A refusal is an OpenAI
 error, counted by reason.
+
+    server                the socket, open before anything else is ready
+    unix_socket, tls      binds a Unix socket; the certificates
+    acceptor              accepts connections, and closes those for which there is no slot
+    connection_table      every open connection, and which is evicted if there are too many
+    bounded_connection    the slot, the deadlines, the refusals and the end of a connection
+    http_connection       what surrounds uvicorn's connection for HTTP
+    websocket_connection  what surrounds uvicorn's connection for WebSockets
+    errors                what a client gets that exceeds a limit
 """

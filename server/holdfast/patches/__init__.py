@@ -5,6 +5,25 @@ library between us and vLLM. Most of that code is in this package; some stays wi
 and `by` names it. If a patch that a guarantee needs does not fit, the start ends with
 exit 3. Any other patch that does not fit is left out with a warning. This module imports nothing
 heavy: the fork server and every worker import it.
+
+    patch                            what a patch is, and whether its sites exist
+    chunks, rendering                make chats faster
+    parameters, tokenizer            bound the parameters and the texts of requests
+    request_bodies, pooling          bound their bodies; what pooling models take of the front end
+    harmony, templates               bounds the prompts of gpt-oss; refuses templates of clients
+    beam_search                      keeps a request's capacity through a beam search
+    adapters, media_names            bound names of unknown models; keep the media of keys apart
+    error_messages, log_lines        bound what errors and logs repeat of requests
+    answer_parsing                   bounds the search of an answer for reasoning and tool calls
+    tool_calls, tool_call_defects    count broken tool calls; what is wrong with one
+    broken_responses                 ends a response that cannot go on with an error
+    front_end, engine                what the front end does, and the engine's processes do
+    media_cache                      keeps processed media in the front end
+    continued, thinking_budgets      go on with an answer of another engine
+    grammars, grammar_compilation    bound the grammars in an EngineCore, and their compilation
+    grammar_steps, grammar_memory    bound what one step and the memory of grammars take
+    adapter_slots                    makes a pinned adapter the last one to lose its slot
+    stat_logger                      keeps vLLM's metrics across generations
 """
 
 from __future__ import annotations

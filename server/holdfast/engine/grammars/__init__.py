@@ -9,6 +9,7 @@ rest gets 400.
     text       is what a grammar is known by
     lanes      order the trials of all keys
     pool       starts the worker processes and talks to them
+    reaper     ends them, and leaves nothing of them
     workers    runs in them: one process that has the tokenizer, and the workers that it forks
     compiler   compiles in a worker what vLLM's front end and EngineCore would
     given_up   ends a request whose grammar the engine gave up all the same

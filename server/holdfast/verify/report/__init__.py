@@ -1,10 +1,14 @@
 """Writes the report, each time the same in another form; no form has more than report.json.
 
-as_json.py   report.json, in the shape of `docs/schemas/holdfast-verify-1.schema.json`
-markdown.py  report.md, for an issue or a chat
-page.py      report.html, one file without scripts; charts.py draws in it, report.css dresses it
-junit.py     junit.xml, for what shows the tests of a build
-in_toto.py   test-result.json, a statement for what decides about a release
+A module makes one form, or what several of them share:
+
+    as_json   report.json, in the shape of `docs/schemas/holdfast-verify-1.schema.json`
+    markdown  report.md, for an issue or a chat
+    page      report.html, one file without scripts; `charts` draws in it, report.css dresses it
+    junit     junit.xml, for what shows the tests of a build
+    in_toto   test-result.json, a statement for what decides about a release
+    markup    elements of HTML and SVG
+    wording   the words in which every form says the same
 """
 
 from __future__ import annotations

@@ -3,6 +3,11 @@
 A package declares the needs of its models with an entry point of the group `holdfast.reservers`: a
 function from `ReserverContext` to terms. A model may instead call `reserve_workspace` while it is
 built or warmed up. A term applies to every ubatch of the lanes that it names.
+
+    deepseek    the prefill of DeepSeek-V4 and V4.1
+    lamport     the all-reduce of MiniMax models, outside the slots
+    moe         fused experts
+    turboquant  the caches of TurboQuant and UltraQuant
 """
 
 from __future__ import annotations

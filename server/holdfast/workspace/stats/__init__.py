@@ -3,6 +3,10 @@
 A reader sees all of a write or nothing of it, wherever the writer was killed and on any processor;
 `layout` says why. Reading never calls into the engine. Knows neither vLLM nor torch.
 
+    layout          what is where in the file, and how a reader knows that it is whole
+    writer, reader  write it, and read it
+    mapped_files    makes files that a worker writes in each step
+
 To add a number: declare it in `records.RankReport`, or in `RankMemory` to show it in `/statusz`;
 change it with `StatsWriter.update` where it is counted; export it in `telemetry.metrics`; then run
 `make reference`. A number that every step changes belongs in `layout.StepCounts` and
