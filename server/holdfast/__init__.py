@@ -1,32 +1,40 @@
 """Holdfast: an OpenAI-compatible server around vLLM whose green light is true.
 
-The packages, what each answers, and the process that it runs in. "both" means the front end and
-vLLM's processes for `patches`, and otherwise the front end and a follower, which runs only parts of
-the package:
+The packages, what each answers, and the processes that it runs in, the main one first; its
+docstring says which module runs where. "engine" is vLLM's processes and those that start them, also
+on the node of a follower. A command is a process of its own, and uses what it needs of any package.
 
-    cli, serve    from argv to a running server; `application` makes every object        front end
-    follow        from argv to a running follower of a server on another node            follower
-    settings/     everything that can be set                                             all
-    listener/     what may a client send before its request is complete?                 both
-    api/          which requests are admitted, and how are they answered?                both
-    status_page/  what does a server show of itself? the page, its stream and history    front end
-    lifecycle/    is it up? states, supervisor, restarts                                 front end
-    probe/        is the worst case served?                                              front end
-    engine/       one vLLM engine, as the front end sees it; the ranks of a follower     both
-    processes/    the engine's processes, from outside                                   both
-    host_memory/  how much memory has the host left? ends the engine before it freezes   both
-    nodes/        how do several nodes run one engine? protocol of head and follower     both
-    patches/      every change to vLLM's own code, in one list                           both
-    worker/       what runs inside vLLM's processes, around each rank                    engine
-    workspace/    where does scratch memory come from, and when may it grow?             engine
-    planning/     `holdfast plan`: what would be reserved, and why                       command
-    doctor/       `holdfast doctor`: what would go wrong here                            command
-    verify/       `holdfast verify`: is what a server answers right?                     command
-    top/          `holdfast top`: the screen of `status_page` in a terminal              command
-    telemetry/    what does the server say? metrics, logs, progress                      both
-    demo/         the embedded model                                                     engine
+    cli, serve    from argv to a running server                          front end
+    application   makes every object, and ends it                        front end
+    follow        from argv to a follower of a server on another node    follower
+    settings/     everything that can be set                             all
+    listener/     what may a client send before a request is complete?   front end, follower
+    api/          which requests are admitted, and how answered?         front end, follower
+    status_page/  what does a server show of itself? page and stream     front end
+    lifecycle/    is it up? states, supervisor, restarts                 front end
+    probe/        is the worst case served?                              front end
+    engine/       one vLLM engine, as the front end sees it              front end, engine
+    processes/    the engine's processes, from outside                   front end, follower, engine
+    host_memory/  ends the engine before the host's memory runs out      front end, follower
+    nodes/        how do several nodes run one engine?                   front end, follower
+    patches/      every change to vLLM's own code, in one list           front end, engine
+    worker/       what runs inside vLLM's processes, around each rank    engine, front end, follower
+    workspace/    where does scratch memory come from? may it grow?      engine, front end, follower
+    planning/     `holdfast plan`: what would be reserved, and why       command
+    doctor/       `holdfast doctor`: what would go wrong here            command
+    verify/       `holdfast verify`: is what a server answers right?     command, front end
+    top/          `holdfast top`: the page of `status_page` as text      command
+    telemetry/    what does the server say? metrics, logs, progress      front end, follower
+    demo/         the embedded model                                     engine, front end
 
-Four flows cross them:
+The other modules are small. All share `errors`, `labels` (closed sets of values), `records` (what
+crosses a process), `request_context` (one request), `atomic_files`, `races` (awaits two things at
+once) and `loopback` (addresses of this machine). A start has `early_signals` (they end the process
+before it serves) and `hide_keys`. `configuration` fills a `configuration_record` with what the
+server was given, and `versions` reads what is installed. Commands have `remote_server` (the address
+of a server, and the key for it) and `terminal`; `health_check` is a command for containers.
+
+Four flows cross the packages:
 
 Start
     1. `cli` reads flags, environment and files into `settings`; vLLM is not imported yet.
@@ -46,7 +54,8 @@ Request
        for a refusal under the module that decides it, and the modules that refuse without one.
     3. vLLM's own routes parse it (`engine.openai_app`, with `patches`).
     4. `engine.proxy` hands it to `engine.replay`, which gives it to the running generation and,
-       if that dies, to the next one.
+       if that dies, to the next one. There `engine.checked_llm` refuses what cannot be sent, and
+       `engine.sequence_queue` decides when each of its sequences goes to vLLM.
     5. The answer goes back the same way.
 
 Memory
@@ -58,14 +67,17 @@ Memory
     5. `telemetry.collector` exports the ranks' numbers as `telemetry.metrics` lists them.
 
 Failure
-    1. `processes.exits`, the ranks' own records or `engine.heartbeat` notice that the engine is
-       lost; `processes.deaths` says why. `host_memory.guard` ends it itself, when the host runs out
-       of memory; before that `lifecycle.memory_relief` has long prompts wait, or gives them up.
+    1. `processes.exits`, the ranks' own records, `engine.heartbeat`, `engine.aborts` (aborts that
+       nobody asked for) or `nodes.remote_ranks` (on other nodes) notice that the engine is lost;
+       `processes.deaths` says why. `host_memory.guard` ends it itself, when the host runs out of
+       memory; before that `lifecycle.memory_relief` has long prompts wait, or gives them up.
     2. `engine.blame` decides which requests to suspect; `engine.replay` keeps the others.
     3. `lifecycle.death_handler` records it, moves to RECOVERING, and decides whether and when to
        start again; `engine.launcher` has the processes killed and cleaned up.
     4. `lifecycle.learning` decides what the next generation reserves.
-    5. The next generation starts as above, is proven, and gets the requests that were kept.
+    5. The next generation starts as above and is proven. Suspects are tried in it, each alone, as
+       `engine.trials` orders and `engine.trial_runner` runs them. It serves if it outlives them,
+       and gets the requests that were kept.
 
 Imports go one way; `tests/project/test_imports.py` holds the order. Only engine, workspace, worker,
 patches, planning and demo import vLLM.

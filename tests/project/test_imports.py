@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -176,6 +177,27 @@ def own_imports(root: Path) -> Iterator[tuple[str, str]]:
             # `imports_of` also names what is in a module.
             module = name if name in modules else name.rpartition(".")[0]
             yield item.importer, module
+
+
+def processes_of_packages() -> dict[str, frozenset[str]]:
+    """The last column of the map, by package; empty for what runs in every process."""
+    text = ast.get_docstring(ast.parse((SERVER / "holdfast" / "__init__.py").read_text())) or ""
+    rows = re.findall(r"^ {4}(\w+)/ +.+? {2,}(\w[\w, ]*)$", text, re.MULTILINE)
+    return {name: frozenset(column.split(", ")) - {"all"} for name, column in rows}
+
+
+def test_a_package_runs_in_a_process_of_each_package_that_imports_it() -> None:
+    """The map names it. Commands do not count, since they use what they need of any package."""
+    processes = processes_of_packages()
+    assert processes.keys() == {path.parent.name for path in (SERVER / "holdfast").glob("*/*.py")}
+    strangers = {
+        (importer, imported)
+        for importer, imported in own_imports(SERVER)
+        if (users := processes.get(importer.partition(".")[0], frozenset()) - {"command"})
+        and (used := processes.get(imported.partition(".")[0]))
+        and users.isdisjoint(used)
+    }
+    assert strangers == set()
 
 
 def a_cycle(imports: Iterable[tuple[str, str]], node_of: Callable[[str], str]) -> list[str]:

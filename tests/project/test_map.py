@@ -79,6 +79,13 @@ def test_every_package_is_in_the_map() -> None:
     assert set(re.findall(r"^\| `server/holdfast/(\w+)/`", table, re.MULTILINE)) == known
 
 
+def test_every_module_beside_the_packages_is_in_the_map() -> None:
+    """It is in a row of its own, or in the paragraph on the small ones."""
+    text = docstring(MAP)
+    named = listed(text) | set(re.findall(r"`(\w+)`", text))
+    assert {path.stem for path in PACKAGE.glob("*.py")} - named == {"__init__", "__main__"}
+
+
 def layers_of_a_request() -> list[str]:
     """The modules of the layers that `Application._layers` stacks, from the outside in."""
     tree = ast.parse((PACKAGE / "application.py").read_text())

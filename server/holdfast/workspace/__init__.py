@@ -1,6 +1,7 @@
 """Where does scratch memory come from, and when may it grow?
 
-Runs in each worker; the front end reads `stats`, `plan` and `learned_store`.
+Runs in each worker. The front end and a follower read what a rank has written into `stats`; the
+front end also has `plan` and `learned_store`, before and between engines.
 
     plan             how large is each workspace, and why? arithmetic on bytes
     reservers/       what will a model need?
