@@ -121,7 +121,7 @@ costs too much), `engine.checked_llm` with `patches.parameters`, `patches.tokeni
 vLLM does not bound), `patches.adapters` (404, names that lead out of the adapters' directory),
 `patches.answer_parsing` (422, an answer that takes too long to read), and vLLM itself.
 
-After the gate, `api.gate` refuses a request for which `engine.turns` or `engine.vllm_errors` asks
+After the gate, `api.gate` refuses a request for which `engine.request` or `engine.vllm_errors` asks
 again for capacity. That counts here.
 """
 NodeRefusalReason = Literal[

@@ -35,8 +35,7 @@ Outliving it:
 
     heartbeat                does it make progress? its ranks' files tell
     replay                   gives requests to the next generation when one has died
-    request, arrivals        one request, and counts of lost ones; its ID
-    turns                    a request that needs the engine again waits for its turn
+    request, arrivals        one request, its turn, and counts of lost ones; its ID
     continuation             lets an engine go on with an answer that another one began
     aborts                   tells an abort that was asked for from one by an engine that ends
     presence, departed       the requests that it had when it died; those that had left before

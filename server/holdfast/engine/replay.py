@@ -28,6 +28,7 @@ from holdfast.engine.request import (
     EngineRequest,
     Losses,
     Method,
+    await_turn,
     broken_reason,
     has_not_gone_on,
     lost_error,
@@ -39,7 +40,6 @@ from holdfast.engine.request import (
 from holdfast.engine.request_progress import RequestProgress, Traffic
 from holdfast.engine.suspicions import Suspicions
 from holdfast.engine.trial_runner import TrialRunner
-from holdfast.engine.turns import await_turn
 from holdfast.errors import HoldfastError, RequestLostError, suspended_error
 from holdfast.labels import LossReason
 from holdfast.records import Death

@@ -1,4 +1,4 @@
-"""One engine request, a call of `generate()` or `encode()`; counts of lost ones."""
+"""One engine request, a call of `generate()` or `encode()`; its turn, and counts of lost ones."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from holdfast.errors import (
     HoldfastError,
     HostMemoryError,
     NotReadyError,
+    OverloadedError,
     QuarantinedError,
     RequestAbortedError,
     RequestLostError,
@@ -250,6 +251,23 @@ class Losses:
         """Return the exception; a stream that has begun has no status left to change."""
         told = RequestLostError(error.cause) if request.has_yielded else error
         return self._outputs.as_vllm_error(told)
+
+
+async def await_turn(request: EngineRequest, losses: Losses) -> None:
+    """Return when the caller of a new request has capacity, which it may have given back.
+
+    A transcription that has its language detected first, one in parts and a response that calls
+    tools need the engine several times. Others get the capacity in between.
+
+    Raises the exception that vLLM's routes expect if there is none in time.
+    """
+    try:
+        await request.context.regain_capacity()
+    except (NotReadyError, OverloadedError) as error:
+        may_be_retried = error.may_be_retried
+        raise losses.uncounted(
+            request, error, error.openai_type, may_be_retried=may_be_retried
+        ) from error
 
 
 def loss_of(refusal: HoldfastError, request: EngineRequest) -> LossReason:

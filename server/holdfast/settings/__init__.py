@@ -1,10 +1,10 @@
 """Everything that can be set: parsed once, frozen, grouped by owner.
 
 Runs in the front end, in followers and in the commands, since each reads its own command line.
-`groups`, `limits`, `supervision` and `page` declare our flags, `flag` defines what a flag is and
-parses its value, and `recycling` parses that of `--recycle-after`. `listen_flags` reads vLLM's
-flags of the listener, `node_flags` those of several nodes, and `yaml_files` the files that flags
-name. Sizes are bytes, times are seconds.
+`groups`, `limits` and `supervision` declare our flags, `flag` defines what a flag is and parses its
+value, and `recycling` parses that of `--recycle-after`. `listen_flags` reads vLLM's flags of the
+listener, `node_flags` those of several nodes, and `yaml_files` the files that flags name. Sizes are
+bytes, times are seconds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from holdfast.settings.groups import (
     LogSettings,
     NodeSettings,
     OverloadSettings,
+    PageSettings,
     ProbeSettings,
     RequestLogStyle,
     Suite,
     WorkspaceSettings,
 )
 from holdfast.settings.limits import LimitSettings
-from holdfast.settings.page import PageSettings
 from holdfast.settings.supervision import GuardMode, MemorySettings, SupervisionSettings
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Our settings except those of `limits`, `supervision` and `page`, frozen, grouped by owner.
+"""Our settings except those of `limits` and `supervision`, frozen, grouped by owner.
 
 A setting is declared in one place: the field of its dataclass carries the flag, its parser, its
 default and its meaning, and all other code reads it from there.
@@ -289,4 +289,20 @@ class LogSettings:
         "what to log for each request: `line` has its times, its tokens and the engine that "
         "answered, `uvicorn` is the access log of `vllm serve`; `--disable-uvicorn-access-log` "
         "turns off both",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PageSettings:
+    """Whether there is a status page."""
+
+    is_on: bool = flag(
+        "--ui",
+        boolean,
+        default=True,
+        metavar="on|off",
+        meaning="serve the status page at `/ui`, and the stream of `/statusz` for it and for "
+        "`holdfast top`; with `off`, the server has neither",
+        shown="on",
+        choices=("on", "off"),
     )
