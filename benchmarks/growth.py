@@ -112,7 +112,7 @@ def _render_seconds(directory: Path) -> float:
             has_been_ready=True,
             engine=EngineReport(),
             probe=None,
-            ranks=read_all(directory, with_steps=False),
+            ranks=read_all(directory, reads_steps=False),
             start_phases={},
             has_engine=True,
         )

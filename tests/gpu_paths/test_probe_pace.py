@@ -66,8 +66,8 @@ class PacedEngine(FakeEngine):
         """When the last step ended, by the real clock."""
         self.stacks = ""
 
-    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
-        found = super().ranks(with_steps=with_steps)
+    def ranks(self, *, reads_steps: bool = True) -> tuple[RankStats, ...]:
+        found = super().ranks(reads_steps=reads_steps)
         if not self._is_real:
             return found
         return tuple(replace(rank, last_step_ended_seconds=self._ended_seconds) for rank in found)

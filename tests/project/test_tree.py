@@ -17,6 +17,14 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 MAP = ROOT / "server" / "holdfast" / "__init__.py"
 
+QUESTION = re.compile(r"_?(is|are|has|have|had|was|were|may|can|must|needs?|[a-z]+s)(_|$)")
+"""How the name of a boolean begins: `is_ready`, `reads_steps`."""
+
+FOREIGN_BOOLEANS = {
+    *("_locked", "deep", "errored", "finished", "zero_init"),  # of vLLM and PyYAML
+    *("grew", "limited", "passed", "replace"),  # of published JSON
+}
+
 # Every pattern is written so that it does not match its own text.
 MACHINE_PATH = re.compile(r"(?<![\w.~$})-])/(?:(?:work|root|farm)/|opt/(?:wheels|pypi))")
 REGISTRY_HOST = re.compile(r"pypi[.]org|python[h]osted|npm[j]s|deb[.]debian[.]org")
@@ -42,6 +50,22 @@ def matches(pattern: re.Pattern[str]) -> list[str]:
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1)
         if pattern.search(line)
     ]
+
+
+def booleans(path: Path) -> Iterator[str]:
+    """The name of each field, argument and property of a module that is a bool."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id="bool")):
+                yield name
+            case ast.AnnAssign(target=ast.Attribute(attr=name), annotation=ast.Name(id="bool")):
+                yield name
+            case ast.arg(arg=name, annotation=ast.Name(id="bool")):
+                yield name
+            case ast.FunctionDef(
+                name=name, returns=ast.Name(id="bool"), decorator_list=[ast.Name(id="property")]
+            ):
+                yield name
 
 
 def requirements(name: str) -> list[Requirement]:
@@ -117,6 +141,17 @@ def test_no_module_is_too_long_to_read_at_once() -> None:
         if len(path.read_text().splitlines()) > 350
     }
     assert long == tables
+
+
+def test_every_boolean_is_a_question() -> None:
+    """Its name can be answered with yes or no, unless others have given it."""
+    asked = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / "server").rglob("*.py")
+        for name in booleans(path)
+        if name not in FOREIGN_BOOLEANS and not QUESTION.match(name)
+    }
+    assert asked == set()
 
 
 @pytest.mark.parametrize("name", ["cpu.txt", "dev.txt"])

@@ -161,9 +161,9 @@ class FakeEngine(StubEngine):
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+    def ranks(self, *, reads_steps: bool = True) -> tuple[RankStats, ...]:
         found = (self._arrived(engine, rank) for engine, rank in self.facts.world)
-        return tuple(rank if with_steps else replace(rank, recent_steps=()) for rank in found)
+        return tuple(rank if reads_steps else replace(rank, recent_steps=()) for rank in found)
 
     @asynccontextmanager
     async def scheduling_paused(self) -> AsyncIterator[None]:

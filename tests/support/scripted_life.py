@@ -87,8 +87,8 @@ class ScriptedEngine(StubEngine):
         self._ranks = ranks
         self._death: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
-    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
-        del with_steps
+    def ranks(self, *, reads_steps: bool = True) -> tuple[RankStats, ...]:
+        del reads_steps
         return self._ranks
 
     def host_memory_bytes(self) -> int | None:

@@ -54,8 +54,8 @@ class StandInEngine(StubEngine):
         self.llm = ScriptedLLM(poison=POISON)
         self._child = child
 
-    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
-        del with_steps
+    def ranks(self, *, reads_steps: bool = True) -> tuple[RankStats, ...]:
+        del reads_steps
         return ()
 
     async def until_dead(self) -> Death:

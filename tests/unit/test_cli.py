@@ -177,7 +177,7 @@ def test_a_file_stands_in_for_flags(tmp_path: Path) -> None:
     understood = parse_serve(["--config", file, "--log-format=console"], NO_VARIABLES)
     assert understood.is_demo
     assert (understood.listen.port, understood.listen.api_keys) == (7, ("a", "b"))
-    assert (understood.probe.timeout_seconds, understood.probe.require_full) == (9.0, False)
+    assert (understood.probe.timeout_seconds, understood.probe.requires_full) == (9.0, False)
     assert understood.logs.format == "console"
 
 
@@ -240,7 +240,7 @@ def test_a_file_cannot_switch_off_what_a_variable_switches_on(tmp_path: Path) ->
     """A switch has no flag that means no; the line would be dropped."""
     given = ["--demo", "--config", config(tmp_path, "admit_unproven: false")]
     for variables in ({}, {"HOLDFAST_ADMIT_UNPROVEN": "0"}):
-        assert not parse_serve(given, variables).probe.admit_unproven
+        assert not parse_serve(given, variables).probe.lifts_proven_length
     with pytest.raises(UsageError, match=r"admit_unproven: .* HOLDFAST_ADMIT_UNPROVEN") as caught:
         parse_serve(given, {"HOLDFAST_ADMIT_UNPROVEN": "1"})
     assert "unset HOLDFAST_ADMIT_UNPROVEN" in caught.value.remedy

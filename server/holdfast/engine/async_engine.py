@@ -66,7 +66,7 @@ class AsyncEngine:
         self._spec = spec
         self._processes = processes
         directory = Path(spec.stats_directory)
-        local_ranks = read_all(directory, with_steps=False)
+        local_ranks = read_all(directory, reads_steps=False)
         required = required_processes(processes(), llm.core_processes(), local_ranks)
         self._required = required
         self._watch = DeathWatch(
@@ -91,8 +91,8 @@ class AsyncEngine:
         """vLLM's object, for the proxy."""
         return self._llm
 
-    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
-        local = read_all(Path(self._spec.stats_directory), with_steps=with_steps)
+    def ranks(self, *, reads_steps: bool = True) -> tuple[RankStats, ...]:
+        local = read_all(Path(self._spec.stats_directory), reads_steps=reads_steps)
         return local if self._remote is None else self._remote.beside(local)
 
     def reached_tokens(self) -> Mapping[str, int]:
@@ -205,7 +205,7 @@ class AsyncEngine:
         return self._queues.deferring()
 
     async def canary(self, prompt: Sequence[int] = ()) -> CanaryAnswer:
-        before = {(rank.engine, rank.rank): rank.steps for rank in self.ranks(with_steps=False)}
+        before = {(rank.engine, rank.rank): rank.steps for rank in self.ranks(reads_steps=False)}
         self.is_trying_canary = True
         try:
             answer = await check_canary(self._llm, self._facts, prompt)

@@ -123,7 +123,7 @@ def configure(
             is_probing=lambda: state() is State.PROBING,
             stall_timeout_seconds=settings.supervision.stall_timeout_seconds,
             grammar_timeout_seconds=settings.limits.grammar_timeout_seconds,
-            continues_streams=settings.supervision.continue_streams,
+            continues_streams=settings.supervision.continues_streams,
             native_variables=native_variables,
             learned_directory=learned_directory,
         )

@@ -109,7 +109,7 @@ async def node_lost(remote: RemoteRanks) -> EngineStartError:
 
 async def out_of_memory(until_out_of_memory: UntilOutOfMemory, directory: Path) -> EngineStartError:
     """Return the error of a start that takes the last memory of the host."""
-    left = await until_out_of_memory(partial(read_all, directory, with_steps=False))
+    left = await until_out_of_memory(partial(read_all, directory, reads_steps=False))
     return HostFullError(
         f"the host ran out of memory while the engine started: {left}",
         remedy="end what else uses the memory, or lower --gpu-memory-utilization.",

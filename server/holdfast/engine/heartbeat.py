@@ -203,7 +203,7 @@ class Heartbeat:
 
     def _look(self) -> str:
         now = self._clock()
-        ranks = self._engine.ranks(with_steps=False)
+        ranks = self._engine.ranks(reads_steps=False)
         busy_since = self._requests.busy_since_seconds
         is_paused = self._engine.is_paused or self._requests.aborts.is_paused
         self._update_canary(now, ranks, is_busy=is_paused or busy_since is not None)

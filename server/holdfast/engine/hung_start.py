@@ -114,7 +114,7 @@ class _Progress:
 def _progress(processes: EngineProcesses, directory: Path) -> _Progress:
     living = processes()
     moved = [_moved_bytes(process) for process in living]
-    ranks = read_all(directory, with_steps=False)
+    ranks = read_all(directory, reads_steps=False)
     # The workers of a Ray cluster that was there before are not below this process.
     are_elsewhere = not {rank.pid for rank in ranks} <= {process.pid for process in living}
     return _Progress(

@@ -67,7 +67,7 @@ class Engine(Protocol):
     def facts(self) -> EngineFacts:
         """Sizes and capabilities, constant for this generation."""
 
-    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+    def ranks(self, *, reads_steps: bool = True) -> tuple[RankStats, ...]:
         """Return what every rank last wrote. Never waits for the engine, and works after its death.
 
         Without the recent steps, this is cheap enough for each health check.

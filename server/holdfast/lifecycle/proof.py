@@ -238,7 +238,7 @@ class Proof:
                 f"the probe failed in {failed.name}: {failed.reason}",
                 remedy=_REMEDIES.get(failed.name, _REMEDY),
             )
-        if report.limited and self._settings.require_full:
+        if report.limited and self._settings.requires_full:
             limits = "; ".join(f"{s.name}: {s.reason}" for s in report.steps if s.limited)
             raise ProbeFailedError(
                 f"the proof is limited to {report.proven_tokens} tokens ({limits})",

@@ -101,7 +101,7 @@ async def _follow(directory: Path, watch: _Watch) -> None:
 
 
 def _first_rank(directory: Path) -> Mapping[str, float]:
-    ranks = read_all(directory, with_steps=False)
+    ranks = read_all(directory, reads_steps=False)
     return {str(name): at for name, at in ranks[0].phases.items()} if ranks else {}
 
 

@@ -137,7 +137,7 @@ class Supervisor:
             has_been_ready=self._state_machine.has_been_ready,
             engine=replace(self._report, last_exit=self._deaths.last_exit),
             probe=self._proof.report,
-            ranks=self._engine.ranks(with_steps=False) if self._engine else self._last_ranks,
+            ranks=self._engine.ranks(reads_steps=False) if self._engine else self._last_ranks,
             start_phases=dict(self._phases),
             has_engine=self._engine is not None,
             ready_in_seconds=self._forecast.expected_in_seconds,

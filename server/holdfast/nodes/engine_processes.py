@@ -212,7 +212,7 @@ class EngineProcesses:
 
     def _look(self, directory: Path) -> tuple[tuple[RankStats, ...], bool]:
         """Read the statistics of all ranks here, and look whether one waits for a compiler."""
-        ranks = read_all(directory, with_steps=False)
+        ranks = read_all(directory, reads_steps=False)
         since = (rank.running_step_started_seconds for rank in ranks)
         started_seconds = min((one for one in since if one is not None), default=math.inf)
         # Only while a step is late, because it costs a walk over /proc.

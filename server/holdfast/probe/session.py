@@ -218,7 +218,7 @@ class ProbeSession:
         quiet_seconds, longest_seconds = waited_seconds, self.steps_seconds(SLOWEST_STEP_FACTOR)
         if self._is_shown(lambda rank: bool(since.new_steps(rank))):
             now_seconds = self.budget.now_seconds()
-            quiet_seconds = measure.quiet_seconds(self.engine.ranks(with_steps=False), now_seconds)
+            quiet_seconds = measure.quiet_seconds(self.engine.ranks(reads_steps=False), now_seconds)
             longest_seconds = max(longest_seconds, self.timeouts.stall_seconds)
         if quiet_seconds < longest_seconds or await self._is_compiling():
             return ProbeTooSlowError(
@@ -284,7 +284,7 @@ class ProbeSession:
         They run the same steps; what those on another node report arrives later.
         """
         await self._comes_true(
-            lambda: measure.report_alike(self.engine.ranks(with_steps=False)),
+            lambda: measure.report_alike(self.engine.ranks(reads_steps=False)),
         )
 
     async def _comes_true(self, condition: Callable[[], bool]) -> bool:

@@ -134,7 +134,7 @@ class DeathWatch:
                 self._had_unexplained_abort
                 or self._watcher.exits()
                 or was_terminated(self._directory)
-                or any(rank.fatal_error for rank in read_all(self._directory, with_steps=False))
+                or any(rank.fatal_error for rank in read_all(self._directory, reads_steps=False))
                 or self._has_errored()
             )
         except OSError as error:  # perhaps too many open files: that passes, and is not a death
@@ -148,7 +148,7 @@ class DeathWatch:
         return Evidence(
             core_names={pid: core.name for pid, core in self._cores.items()},
             exits=tuple(map(self._with_exit_code, watcher.exits())),
-            ranks=read_all(self._directory, with_steps=False),
+            ranks=read_all(self._directory, reads_steps=False),
             causes=tuple(c for c in read_causes(self._directory) if c.at_seconds > since_seconds),
             was_terminated=self._had_unexplained_abort or was_terminated(self._directory),
             had_oom_kill=oom_kills() > self._oom_kills,

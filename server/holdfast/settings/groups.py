@@ -113,7 +113,7 @@ class ProbeSettings:
         "longest prompt that the probe tries, in tokens",
         shown="max_model_len",
     )
-    admit_unproven: bool = flag(
+    lifts_proven_length: bool = flag(
         "--admit-unproven",
         boolean,
         default=False,
@@ -123,7 +123,7 @@ class ProbeSettings:
         shown="off",
         is_switch=True,
     )
-    require_full: bool = flag(
+    requires_full: bool = flag(
         "--probe-require-full",
         boolean,
         default=False,
@@ -147,7 +147,7 @@ class ProbeSettings:
     @property
     def admits_unproven(self) -> bool:
         """Whether requests longer than the proven length are admitted."""
-        return self.admit_unproven or self.suite != "worst-case"
+        return self.lifts_proven_length or self.suite != "worst-case"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class SupervisionSettings:
         "answer 503; 0 holds none",
         shown="60",
     )
-    continue_streams: bool = flag(
+    continues_streams: bool = flag(
         "--continue-streams",
         boolean,
         default=True,

@@ -187,8 +187,8 @@ class Patient(StubEngine):
         self._says = says or CanaryAnswer()
         self.sung = asyncio.Event()
 
-    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
-        del with_steps
+    def ranks(self, *, reads_steps: bool = True) -> tuple[RankStats, ...]:
+        del reads_steps
         return (a_rank(last_step_ended_seconds=None),)
 
     async def canary(self, prompt: Sequence[int] = ()) -> CanaryAnswer:
@@ -324,9 +324,9 @@ class Compiling(Patient):
         self._clock = clock
         self._looks = looks
 
-    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+    def ranks(self, *, reads_steps: bool = True) -> tuple[RankStats, ...]:
         self._clock.now_seconds += 1
-        return super().ranks(with_steps=with_steps)
+        return super().ranks(reads_steps=reads_steps)
 
     async def dump_stacks(self) -> str:
         self._looks -= 1
@@ -359,8 +359,8 @@ class Unseen(Patient):
 
     looks = 0
 
-    def ranks(self, *, with_steps: bool = True) -> tuple[RankStats, ...]:
-        del with_steps
+    def ranks(self, *, reads_steps: bool = True) -> tuple[RankStats, ...]:
+        del reads_steps
         self.looks += 1
         raise OSError(errno.EMFILE, "Too many open files")
 

@@ -126,7 +126,11 @@ def test_the_suite_is_not_limited_by_what_it_proved_before() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [ProbeSettings(admit_unproven=True), ProbeSettings(suite="quick"), ProbeSettings(suite="off")],
+    [
+        ProbeSettings(lifts_proven_length=True),
+        ProbeSettings(suite="quick"),
+        ProbeSettings(suite="off"),
+    ],
 )
 def test_an_operator_may_want_unproven_requests(settings: ProbeSettings) -> None:
     """A flag says so, or a suite that claims less."""

@@ -386,7 +386,7 @@ def test_a_limited_proof_is_ready_and_says_so(tmp_path: Path) -> None:
 def test_a_limited_proof_is_a_failure_where_a_whole_one_is_required(tmp_path: Path) -> None:
     """With `--probe-require-full` it ends the server (exit 4), with the step and the reason."""
     world = World(tmp_path, reports=(LIMITED,))
-    life = lived(world, probe=ProbeSettings(require_full=True))
+    life = lived(world, probe=ProbeSettings(requires_full=True))
     assert isinstance(life.error, ProbeFailedError)
     assert "500 tokens (context_sweep: no time was left)" in life.error.cause
     assert "--probe-require-full" in life.error.remedy

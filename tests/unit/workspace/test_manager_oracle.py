@@ -197,7 +197,7 @@ class OracleMachine(RuleBasedStateMachine):
 
     def stats(self) -> RankStats:
         """What a reader sees."""
-        stats = read_stats(self.writer.path, with_steps=False)
+        stats = read_stats(self.writer.path, reads_steps=False)
         assert stats is not None
         return stats
 

@@ -177,7 +177,7 @@ def test_a_corrupt_file_is_never_fatal(seed: int, writer: StatsWriter, tmp_path:
     size = writer.path.stat().st_size - 16
     corrupt.write_bytes(writer.path.read_bytes()[:16] + random.Random(seed).randbytes(size))
     assert read_stats(corrupt) is None
-    assert read_stats(corrupt, with_steps=False) is None
+    assert read_stats(corrupt, reads_steps=False) is None
 
 
 def test_the_newest_steps_are_kept(writer: StatsWriter) -> None:

@@ -47,28 +47,28 @@ class _Moment(NamedTuple):
     steps: tuple[EngineStep, ...]
 
 
-def read_stats(path: Path, *, with_steps: bool = True) -> RankStats | None:
+def read_stats(path: Path, *, reads_steps: bool = True) -> RankStats | None:
     """Return the record in `path`; None if there is no whole file of this layout.
 
     Without the recent steps it costs a tenth.
     """
     try:
         with path.open("rb", buffering=0) as file:
-            moment = _newest(file.fileno(), with_steps=with_steps)
+            moment = _newest(file.fileno(), reads_steps=reads_steps)
     except OSError:
         return None
     return None if moment is None else _rank_stats(moment)
 
 
-def read_all(directory: Path, *, with_steps: bool = True) -> tuple[RankStats, ...]:
+def read_all(directory: Path, *, reads_steps: bool = True) -> tuple[RankStats, ...]:
     """Return the records of every rank that has written one, ordered by engine and rank."""
     found = (
-        read_stats(path, with_steps=with_steps) for path in files_with_suffix(".stats", directory)
+        read_stats(path, reads_steps=reads_steps) for path in files_with_suffix(".stats", directory)
     )
     return tuple(sorted((s for s in found if s), key=lambda s: (s.engine, s.rank)))
 
 
-def _newest(descriptor: int, *, with_steps: bool) -> _Moment | None:
+def _newest(descriptor: int, *, reads_steps: bool) -> _Moment | None:
     if os.fstat(descriptor).st_size < FILE_BYTES:
         return None
     for _ in range(_READ_ATTEMPTS):
@@ -82,8 +82,8 @@ def _newest(descriptor: int, *, with_steps: bool) -> _Moment | None:
             )
             if zlib.crc32(report) != pulse.report.checksum:
                 continue
-            steps = _recent_steps(descriptor, pulse.counts.steps) if with_steps else ()
-            if not with_steps or len(steps) == min(pulse.counts.steps, RECENT_STEPS):
+            steps = _recent_steps(descriptor, pulse.counts.steps) if reads_steps else ()
+            if not reads_steps or len(steps) == min(pulse.counts.steps, RECENT_STEPS):
                 return _Moment(pulse, report, steps)
     return None
 
