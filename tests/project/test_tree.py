@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from importlib.metadata import requires
@@ -24,6 +25,13 @@ FOREIGN_BOOLEANS = {
     *("_locked", "deep", "errored", "finished", "zero_init"),  # of vLLM and PyYAML
     *("grew", "limited", "passed", "replace"),  # of published JSON
 }
+
+INTERFACES = {
+    "EngineLauncher": {"engine.interface", "engine.launcher"},
+    "Maintenance": {"engine.interface", "engine.maintenance"},
+    "Prober": {"lifecycle.host", "probe.suite"},
+}
+"""Protocols that keep vLLM or a higher layer out of the first module, and what implements them."""
 
 # Every pattern is written so that it does not match its own text.
 MACHINE_PATH = re.compile(r"(?<![\w.~$})-])/(?:(?:work|root|farm)/|opt/(?:wheels|pypi))")
@@ -152,6 +160,17 @@ def test_every_boolean_is_a_question() -> None:
         if name not in FOREIGN_BOOLEANS and not QUESTION.match(name)
     }
     assert asked == set()
+
+
+def test_every_class_of_the_package_has_a_name_of_its_own() -> None:
+    """A name that is read anywhere is one thing, except a protocol and what implements it."""
+    modules = defaultdict(set)
+    for path in MAP.parent.rglob("*.py"):
+        module = ".".join(path.relative_to(MAP.parent).with_suffix("").parts)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules[node.name].add(module)
+    assert {name: found for name, found in modules.items() if len(found) > 1} == INTERFACES
 
 
 @pytest.mark.parametrize("name", ["cpu.txt", "dev.txt"])

@@ -20,12 +20,12 @@ from holdfast.labels import NodeRefusalReason
 from holdfast.nodes.frames import MAX_FRAME_BYTES, FrameBuffer, Opener, PeerError, Sealer, framed
 from holdfast.nodes.messages import (
     PROTOCOL,
-    Answer,
     Challenge,
-    Heartbeat,
+    HeartbeatAnswer,
     Hello,
+    KeyProof,
     Message,
-    Proof,
+    NodeHeartbeat,
     Rejected,
     decoded,
     decoded_opening,
@@ -118,7 +118,7 @@ class Channel:
         """Send a heartbeat if one is due, and fail if the peer is too late. Call it often."""
         self._check_deadline(now_seconds)
         if self.is_open and (number := self._pulse.due(now_seconds)):
-            self.send(Heartbeat(number))
+            self.send(NodeHeartbeat(number))
 
     def refuse(self, reason: NodeRefusalReason, line: str) -> None:
         """Fail because of what an open channel carried."""
@@ -150,8 +150,8 @@ class Channel:
             case Challenge(protocol) if self._role == "follower" and self._secrets is None:
                 self._check_protocol(protocol)
                 self._secrets = secrets_of(self._key, hello=self._greeting, challenge=content)
-                self._write_opening(encoded(Proof(self._secrets.follower_proof.hex())))
-            case Proof(proof) if self._secrets is not None:
+                self._write_opening(encoded(KeyProof(self._secrets.follower_proof.hex())))
+            case KeyProof(proof) if self._secrets is not None:
                 self._check_proof(proof, self._secrets)
                 self._open(self._secrets, now_seconds)
             case _:
@@ -174,7 +174,7 @@ class Channel:
 
     def _open(self, secrets: Secrets, now_seconds: float) -> None:
         if self._role == "head":
-            self._write_opening(encoded(Proof(secrets.head_proof.hex())))
+            self._write_opening(encoded(KeyProof(secrets.head_proof.hex())))
             self._sealer, self._opener = (
                 Sealer(secrets.head_frames),
                 Opener(secrets.follower_frames),
@@ -196,10 +196,10 @@ class Channel:
 
     def _take_heartbeat(self, message: Message) -> bool:
         match message:
-            case Heartbeat(number):
+            case NodeHeartbeat(number):
                 self._pulse.check_heartbeat(number)
-                self.send(Answer(number))
-            case Answer(number):
+                self.send(HeartbeatAnswer(number))
+            case HeartbeatAnswer(number):
                 self._pulse.take_answer(number)
             case _:
                 return False

@@ -20,7 +20,7 @@ from holdfast.workspace.plan import WorkspaceSpec
 
 MAX_REASON_CHARACTERS = 4000
 """Of a reason, so that it fits into a message: each takes up to 12 bytes there."""
-PROTOCOL = 2
+PROTOCOL = 3
 """Changes whenever a message or the proof changes."""
 NONCE_BYTES = 32
 PROOF_BYTES = 32
@@ -49,7 +49,7 @@ class Challenge:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class KeyProof:
     """Either way: the sender has the shared key. The follower proves it first."""
 
     proof: str
@@ -119,14 +119,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class NodeHeartbeat:
     """Either way, each second: the number counts from 1 in each direction."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HeartbeatAnswer:
     """Either way: the heartbeat with this number has arrived."""
 
     number: int
@@ -211,14 +211,14 @@ class Goodbye:
     reason: str
 
 
-Opening = Hello | Challenge | Proof | Rejected
+Opening = Hello | Challenge | KeyProof | Rejected
 Message = (
     Terms
     | Join
     | Welcome
     | Refused
-    | Heartbeat
-    | Answer
+    | NodeHeartbeat
+    | HeartbeatAnswer
     | Start
     | End
     | Lost

@@ -17,8 +17,8 @@ from holdfast.nodes.messages import (
     Challenge,
     Goodbye,
     Hello,
+    KeyProof,
     Message,
-    Proof,
     Rejected,
     encoded,
 )
@@ -101,7 +101,7 @@ def test_a_head_without_the_key_is_refused() -> None:
     follower = a_channel("follower")
     follower.outgoing()
     follower.received(framed(encoded(Challenge(PROTOCOL, "ab" * 32))), 0)
-    follower.received(framed(encoded(Proof("00" * 32))), 0)
+    follower.received(framed(encoded(KeyProof("00" * 32))), 0)
     assert reason(follower) == "wrong_key"
 
 
@@ -179,7 +179,7 @@ def test_a_message_before_the_proof_is_refused() -> None:
 def test_a_proof_without_a_hello_is_out_of_turn() -> None:
     """There is no nonce that it could prove anything about."""
     head = a_channel("head")
-    head.received(framed(encoded(Proof("00" * 32))), 0)
+    head.received(framed(encoded(KeyProof("00" * 32))), 0)
     assert reason(head) == "malformed"
 
 
@@ -325,7 +325,7 @@ def test_a_side_that_was_stopped_finds_out_before_it_reads() -> None:
     assert reason(pair.follower) == "silent"
 
 
-@pytest.mark.parametrize("message", [messages.Heartbeat(2), messages.Answer(1)])
+@pytest.mark.parametrize("message", [messages.NodeHeartbeat(2), messages.HeartbeatAnswer(1)])
 def test_a_heartbeat_with_a_wrong_number_is_malformed(message: Message) -> None:
     """An answer to a question that was not asked proves nothing."""
     pair = an_open_pair()

@@ -10,7 +10,7 @@ from holdfast.nodes.actions import GenerationLost, GenerationOver
 from holdfast.nodes.channel import SILENCE_SECONDS
 from holdfast.nodes.frames import framed
 from holdfast.nodes.head import END_SECONDS, Head
-from holdfast.nodes.messages import Heartbeat, encoded
+from holdfast.nodes.messages import NodeHeartbeat, encoded
 from holdfast.records import Death
 from node_pairs import FACTS, KEY, Network, Node, a_nonce
 
@@ -266,7 +266,7 @@ class Cluster(RuleBasedStateMachine):
     def attack(self, data: st.DataObject) -> None:
         """Someone writes into a connection what was on the wire before, or what is made up."""
         number = data.draw(st.sampled_from(sorted(self.network.wires)))
-        forged = framed(encoded(Heartbeat(1)) + b"\0" * 32)
+        forged = framed(encoded(NodeHeartbeat(1)) + b"\0" * 32)
         content = data.draw(st.sampled_from([*self.recorded, forged, b"\0\0\0\0"]))
         wire = self.network.wires[number]
         data.draw(st.sampled_from([wire.to_head, wire.to_follower])).appendleft(content)

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from holdfast.labels import NODE_REFUSAL_REASONS
 from holdfast.nodes.frames import MAX_FRAME_BYTES, MAX_OPENING_BYTES
 from holdfast.nodes.messages import (
-    Answer,
     Challenge,
     End,
     Ended,
     Goodbye,
-    Heartbeat,
+    HeartbeatAnswer,
     Hello,
     Join,
+    KeyProof,
     Lost,
     Message,
+    NodeHeartbeat,
     Opening,
-    Proof,
     RankUpdate,
     Refused,
     Rejected,
@@ -48,8 +48,8 @@ MESSAGES: list[Message] = [
     JOIN,
     Welcome(),
     Refused("different", "a line", is_final=True),
-    Heartbeat(1),
-    Answer(1),
+    NodeHeartbeat(1),
+    HeartbeatAnswer(1),
     START,
     End(1, "why"),
     Lost(1, Death("worker_exit", "why")),
@@ -57,7 +57,7 @@ MESSAGES: list[Message] = [
     RankUpdate(1, 5.0, (a_rank(rank=1),), is_compiling=True),
     Goodbye("why"),
 ]
-OPENINGS: list[Opening] = [Hello(1, HEX), Challenge(1, HEX), Proof(HEX), Rejected("wrong_key")]
+OPENINGS: list[Opening] = [Hello(1, HEX), Challenge(1, HEX), KeyProof(HEX), Rejected("wrong_key")]
 
 
 def test_every_kind_of_message_is_here() -> None:
@@ -151,7 +151,7 @@ def test_a_nonce_is_of_one_form(text: str) -> None:
         with pytest.raises(ValueError, match="hexadecimal"):
             kind(1, text)
     with pytest.raises(ValueError, match="hexadecimal"):
-        Proof(text)
+        KeyProof(text)
 
 
 @given(payload=st.binary(max_size=200))

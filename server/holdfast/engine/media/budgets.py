@@ -23,7 +23,7 @@ MAX_CONCURRENT = 8
 MIB = 1024 * 1024
 
 
-class Budget:
+class MediaBudget:
     """A number of pixels or bytes; any thread may use it."""
 
     def __init__(self, most: int) -> None:
@@ -48,8 +48,8 @@ class MediaBudgets:
     """The budgets of one request."""
 
     def __init__(self) -> None:
-        self.pixels = Budget(pixels_a_request())
-        self.bytes = Budget(max(envs.VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB, 1) * MIB)
+        self.pixels = MediaBudget(pixels_a_request())
+        self.bytes = MediaBudget(max(envs.VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB, 1) * MIB)
         self.slots = asyncio.Semaphore(MAX_CONCURRENT)
         """For fetches on the event loop; a thread fetches one after another."""
         self.first_fetched: tuple[str, bytes] | None = None

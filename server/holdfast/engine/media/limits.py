@@ -44,7 +44,7 @@ from vllm.multimodal.media.image import ImageMediaIO
 from vllm.multimodal.media.video import VideoMediaIO
 from yarl import URL
 
-from holdfast.engine.media.budgets import Budget, budgets_of_request, pixels_a_request
+from holdfast.engine.media.budgets import MediaBudget, budgets_of_request, pixels_a_request
 from holdfast.engine.media.clips import counting_loader, learn_frame_sizes
 from holdfast.engine.media.formats import (
     IMAGE_FORMATS,
@@ -89,7 +89,7 @@ _DEFAULT_CONNECTOR = "http"
 
 def guard_media(allowed_domains: Sequence[str] | None) -> None:
     """Have vLLM's front end fetch only from public addresses, and hold no more than it can."""
-    pixels = Budget(REQUESTS_OF_PIXELS * pixels_a_request())
+    pixels = MediaBudget(REQUESTS_OF_PIXELS * pixels_a_request())
     names = ThreadPoolExecutor(NAMES_AT_ONCE, thread_name_prefix="holdfast-names")
     follows = is_on(REDIRECTS_VARIABLE, os.environ)
 
@@ -118,7 +118,7 @@ class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to 
         self,
         *args: Any,
         names: ThreadPoolExecutor,
-        pixels_of_all: Budget,
+        pixels_of_all: MediaBudget,
         follows_redirects: bool,
         **options: Any,
     ) -> None:
@@ -187,7 +187,7 @@ class GuardedConnector(MediaConnector):  # type: ignore[misc]  # vLLM is Any to 
 class _Pixels:
     """The pixels of one medium, in the budgets of its request and of all requests."""
 
-    def __init__(self, of_one: Budget, of_all: Budget) -> None:
+    def __init__(self, of_one: MediaBudget, of_all: MediaBudget) -> None:
         self._of_one = of_one
         self._of_all = of_all
         self.held = 0

@@ -25,7 +25,7 @@ from vllm import envs
 from vllm.connections import HTTPConnection
 from yarl import URL
 
-from holdfast.engine.media.budgets import Budget, budgets_of_request
+from holdfast.engine.media.budgets import MediaBudget, budgets_of_request
 
 TIMES_THE_TIME_OUT = 3
 """Fetching all media of one request may take this many of vLLM's timeouts: 15 s for images."""
@@ -150,7 +150,10 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
 
 
 async def _body(
-    answer: aiohttp.ClientResponse, max_bytes: int | None, charge: Charge | None, budget: Budget
+    answer: aiohttp.ClientResponse,
+    max_bytes: int | None,
+    charge: Charge | None,
+    budget: MediaBudget,
 ) -> bytes:
     chunks: list[bytes] = []
     received = 0
