@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import subprocess
+import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -16,10 +19,11 @@ from zipfile import ZipFile
 import pytest
 
 import holdfast
-from holdfast.patches import PATCHES
+from holdfast.errors import EngineStartError, ExitCode
+from holdfast.patches import PATCHES, check
 from holdfast.patches.patch import Patch, missing_sites
 from holdfast.versions import SUPPORTED_VLLM
-from vllm_sources import RECORD, SITES, installed, of_wheel, site_packages
+from vllm_sources import RECORD, SITES, Sources, installed, of_wheel, site_packages
 
 ROOT = Path(holdfast.__file__).parent
 NEXT = json.loads(RECORD.read_text(encoding="utf-8"))
@@ -111,6 +115,14 @@ def test_a_wheel_is_read_as_what_is_installed(tmp_path: Path) -> None:
     assert found.startswith("class WorkspaceManager")
 
 
+def test_the_bases_of_a_class_decide_where_others_are_registered() -> None:
+    """The method is that of their metaclass, which a class without bases does not have."""
+    source = "class Abstract(Base):\n    x = 1\nclass Plain:\n    x = 1"
+    sources = Sources({"some.py": source}.get)
+    assert sources.definition("some:Abstract.register") == "class Abstract(Base)"
+    assert sources.definition("some:Plain.register") is None
+
+
 @pytest.mark.parametrize(
     "site",
     [
@@ -132,6 +144,54 @@ def test_every_site_is_found_where_it_is_imported(patch: Patch) -> None:
         with suppress(ImportError):  # of a place that it moved to in another version
             import_module(site.partition(":")[0])
     assert missing_sites(patch) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "attribute"),
+    [
+        ("vllm.lora.request:LoRARequest", "load_inplace"),
+        ("vllm.multimodal.media.video:VideoMediaIO", "image_io"),
+        ("vllm.v1.engine.output_processor:RequestState", "remote_prefill_cached_tokens"),
+    ],
+)
+def test_a_start_ends_without_what_requests_would_fail_for(
+    monkeypatch: pytest.MonkeyPatch, kind: str, attribute: str
+) -> None:
+    """An attribute that is set on vLLM's objects."""
+    module, _, name = kind.partition(":")
+    monkeypatch.setattr(import_module(module), name, type(name, (), {}))
+    with pytest.raises(EngineStartError) as caught:
+        check("front end")
+    assert caught.value.exit_code is ExitCode.ENGINE_START
+    assert f"{kind}.{attribute}" in caught.value.line
+
+
+_SERVE_WITHOUT_ABSTRACT_CLASS = """
+from vllm.v1.engine import async_llm
+
+own = {name: value for name, value in vars(async_llm.AsyncLLM).items() if name[:4] != "_abc"}
+for name in ("__dict__", "__weakref__"):
+    own.pop(name, None)
+async_llm.AsyncLLM = type("AsyncLLM", (), own)
+
+from holdfast.cli import main
+
+main(["serve", "--demo", "--port", "0"])
+"""
+
+
+def test_a_vllm_that_cannot_be_imported_with_our_change_is_named(tmp_path: Path) -> None:
+    """A class that is not abstract any more, in which the import registers ours: exit 3."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _SERVE_WITHOUT_ABSTRACT_CLASS],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == ExitCode.ENGINE_START
+    assert "lacks vllm.v1.engine.async_llm:AsyncLLM.register" in ended.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.by)

@@ -113,10 +113,20 @@ def _text(text: str, node: ast.AST, path: list[str]) -> str | None:
             return f"import {path[0]}" if path[0] in names else None
         case ast.ClassDef(name=name) if name == path[0]:
             inner = (one for one in ast.walk(node) if is_last or path[1] in _names(one))
-            return next((ast.get_source_segment(text, one) for one in inner), None)
+            found = next((ast.get_source_segment(text, one) for one in inner), None)
+            return found or (_heading(node) if path[1:] == ["register"] else None)
         case _ if is_last and path[0] in _names(node):
             return ast.get_source_segment(text, node)
     return None
+
+
+def _heading(node: ast.ClassDef) -> str | None:
+    """The first line of a class with bases, which decide whether it is an abstract class.
+
+    The method `register` of an abstract class is its metaclass's, so no source of vLLM has it.
+    """
+    bases = ", ".join(ast.unparse(base) for base in (*node.bases, *node.keywords))
+    return f"class {node.name}({bases})" if bases else None
 
 
 def _names(node: ast.AST) -> list[str]:

@@ -20,6 +20,7 @@ from holdfast.api.auth import (
     needs_admin_key,
 )
 from holdfast.api.router import PAGE_PATH, STREAM_PATH
+from holdfast.patches import fits
 
 Document = dict[str, Any]
 
@@ -54,7 +55,7 @@ def publish(app: Any, build: Callable[[Document], Document]) -> None:
     The document is built once, in a thread, at the first request for it: that takes a second, for
     which vLLM's own route would stop every stream.
     """
-    if not getattr(app, "openapi_url", None):
+    if not getattr(app, "openapi_url", None) or not fits("api.openapi.publish"):
         return
     pages: list[bytes] = []
     lock = asyncio.Lock()

@@ -1,10 +1,10 @@
 """Every change to vLLM's own code. Runs in the front end and in vLLM's processes.
 
 `PATCHES` lists everything in Holdfast that replaces code of vLLM, of the standard library, or of a
-library between us and vLLM. Most of that code is in this package; some stays with what it serves,
-and `by` names it. If a patch that a guarantee needs does not fit, the start ends with
-exit 3. Any other patch that does not fit is left out with a warning. This module imports nothing
-heavy: the fork server and every worker import it.
+library between us and vLLM, or sets an attribute of their objects. Most of that code is in this
+package; some stays with what it serves, and `by` names it. If a patch that a guarantee needs does
+not fit, the start ends with exit 3. Any other patch that does not fit is left out with a warning.
+This module imports nothing heavy: the fork server and every worker import it.
 
     patch                            what a patch is, and whether its sites exist
     chunks, rendering                make chats faster
@@ -37,6 +37,7 @@ _BATCH = "vllm.entrypoints.openai.chat_completion.batch_serving:OpenAIServingCha
 _GENERATE = "vllm.entrypoints.generate.base.serving:GenerateBaseServing"
 _BEAMS = "vllm.entrypoints.generate.beam_search.online"
 _RESPONSES = "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses"
+_RESPONSE_TYPES = "vllm.entrypoints.openai.responses.protocol"
 _REALTIME = "vllm.entrypoints.speech_to_text.realtime.connection:RealtimeConnection"
 _MODELS = "vllm.entrypoints.openai.models.serving:OpenAIServingModels"
 _MESSAGES = "vllm.renderers.chat_utils"
@@ -50,6 +51,8 @@ _SCORING = "vllm.entrypoints.generate.generative_scoring.serving"
 _SAMPLING = "vllm.sampling_params:SamplingParams"
 _STATE = "vllm.v1.engine.output_processor:RequestState"
 _GRAMMARS = "vllm.v1.structured_output:StructuredOutputManager"
+_GRAMMAR = "vllm.v1.structured_output.request:StructuredOutputRequest"
+_CONSTRAINT = "vllm.sampling_params:StructuredOutputsParams"
 _BUDGETS = "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder"
 _WORKER = "vllm.v1.worker.gpu_worker:Worker"
 _ISSUE = "https://github.com/vllm-project/vllm/issues/"
@@ -88,6 +91,13 @@ PATCHES: tuple[Patch, ...] = (
         "a chat is compared with 10 routes of ours and 34 of vLLM's, for 34 us of its 2 ms",
         is_guarantee=False,
     ),
+    Patch(
+        "api.openapi.publish",
+        "front end",
+        ("fastapi.applications:FastAPI.openapi_url", "starlette.routing:Router.routes"),
+        "vLLM's route to the document of the API blocks the event loop for 1 s",
+        is_guarantee=False,
+    ),
     # What keeps the front end alive and fair
     Patch(
         "patches.answer_parsing.bound_answer_parsers",
@@ -95,6 +105,8 @@ PATCHES: tuple[Patch, ...] = (
         (
             "vllm.parser:ParserManager.get_parser",
             "vllm.parser.engine.incremental_lexer:IncrementalLexer.feed",
+            "vllm.parser.engine.incremental_lexer:LexToken.token_count",
+            "vllm.parser.engine.incremental_lexer:LexToken.value",
             "vllm.parser.engine.parser_engine:ParserEngine._events_to_delta",
         ),
         "parsing on the event loop takes time quadratic in an answer's length: minutes",
@@ -130,6 +142,7 @@ PATCHES: tuple[Patch, ...] = (
         (
             "vllm.entrypoints.serve.engine.serving:BaseServing._base_request_id",
             f"{_RESPONSES}.create_responses",
+            f"{_RESPONSE_TYPES}:ResponsesRequest.request_id",
         ),
         "each event of a stream repeats a `request_id` of any length",
     ),
@@ -187,7 +200,10 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "patches.request_bodies.refuse_wrong_bodies",
         "front end",
-        ("starlette.applications:Starlette.middleware_stack",),
+        (
+            "starlette.applications:Starlette.add_exception_handler",
+            "starlette.applications:Starlette.middleware_stack",
+        ),
         "a value of a wrong type in a body is a 500",
         upstream=f"{_ISSUE}35438",
     ),
@@ -221,6 +237,7 @@ PATCHES: tuple[Patch, ...] = (
         "patches.log_lines.bound_log_lines",
         "front end",
         (
+            "logging:setLogRecordFactory",
             "vllm.logger:_print_debug_once",
             "vllm.logger:_print_info_once",
             "vllm.logger:_print_warning_once",
@@ -266,7 +283,10 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "patches.pooling.share_rendering",
         "front end",
-        ("vllm.entrypoints.pooling.base.serving:PoolingBaseServing._preprocessing",),
+        (
+            "vllm.entrypoints.pooling.base.serving:PoolingBaseServing._preprocessing",
+            "vllm.entrypoints.pooling.typing:PoolingServeContext.engine_inputs",
+        ),
         "one `/rerank` holds the thread that renders all prompts for minutes, and one `/score` "
         "of 512 texts the event loop for 30 s",
     ),
@@ -280,6 +300,7 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.multimodal.media:MediaConnector.fetch_audio_async",
             "vllm.multimodal.media:MediaConnector.fetch_image_async",
             "vllm.multimodal.media:MediaConnector.fetch_video_async",
+            "vllm.multimodal.media.video:VideoMediaIO.image_io",
             "vllm.multimodal.image:ALLOWED_IMAGE_FORMATS",
             "vllm.connections:HTTPConnection.get_bytes",
             "vllm.connections:HTTPConnection.async_get_bytes",
@@ -338,8 +359,10 @@ PATCHES: tuple[Patch, ...] = (
         (
             "vllm.v1.structured_output.backend_xgrammar:validate_xgrammar_grammar",
             "vllm.renderers.online_renderer:OnlineRenderer.preprocess_chat",
-            "vllm.sampling_params:StructuredOutputsParams._backend",
-            "vllm.sampling_params:StructuredOutputsParams._backend_was_auto",
+            f"{_CONSTRAINT}._backend",
+            f"{_CONSTRAINT}._backend_was_auto",
+            f"{_CONSTRAINT}.choice",
+            f"{_CONSTRAINT}.grammar",
             "vllm.v1.engine.input_processor:InputProcessor.structured_outputs_config",
         ),
         "a client's grammar of 80 KB crashes the process that compiles it",
@@ -354,15 +377,43 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.v1.engine.core_client:EngineCoreClient.add_request_async",
             "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
             "vllm.v1.engine.output_processor:OutputProcessor.request_states",
+            f"{_STATE}.remote_prefill_cached_tokens",
             "vllm.v1.engine.core_client:BackgroundResources.engine_dead",
         ),
         "a request with a number of more than 64 bits is never removed, and calls to a stopped "
         "engine never return; sequences take turns",
     ),
     Patch(
+        "engine.proxy.EngineProxy",
+        "front end",
+        (
+            "vllm.config.model:ModelConfig.max_model_len",
+            "vllm.v1.engine.async_llm:AsyncLLM.register",
+        ),
+        "prompts beyond the proven context would reach the engine, and `/abort_requests` without "
+        "IDs would fail",
+    ),
+    Patch(
+        "engine.worker_adapters.WorkerAdapters",
+        "front end",
+        ("vllm.lora.request:LoRARequest.load_inplace",),
+        "an adapter that was loaded again is loaded in each step that needs it",
+    ),
+    Patch(
+        "engine.arguments.make_arg_parser",
+        "front end",
+        ("argparse:Action.type", "argparse:ArgumentParser._actions"),
+        "vLLM's `--log-level` accepts upper case alone, and uvicorn's lower case alone",
+        seen_in="CPython 3.11 to 3.13",
+    ),
+    Patch(
         "patches.front_end.accept_nulls",
         "front end",
-        ("vllm.entrypoints.openai.responses.protocol:ResponsesResponse.from_request",),
+        (
+            f"{_RESPONSE_TYPES}:ResponsesRequest.background",
+            f"{_RESPONSE_TYPES}:ResponsesRequest.truncation",
+            f"{_RESPONSE_TYPES}:ResponsesResponse.from_request",
+        ),
         "`background: null` ends a stream at its first event",
         upstream=f"{_ISSUE}48319",
     ),
@@ -374,6 +425,7 @@ PATCHES: tuple[Patch, ...] = (
             f"{_RESPONSES}._run_background_request",
             f"{_RESPONSES}.responses_background_stream_generator",
             f"{_RESPONSES}.responses_stream_generator",
+            f"{_RESPONSE_TYPES}:ResponsesResponse.status",
         ),
         "a stream of `/v1/responses` that cannot go on is cut without an error, and in the "
         "background its readers wait forever",
@@ -436,6 +488,9 @@ PATCHES: tuple[Patch, ...] = (
             f"{_STATE}.stats",
             f"{_STATE}.weight_version_starts",
             "vllm.logprobs:append_logprobs_for_next_position",
+            "vllm.v1.engine:EngineCoreRequest.sampling_params",
+            "vllm.v1.engine.logprobs:LogprobsProcessor.cumulative_logprob",
+            "vllm.v1.metrics.stats:RequestStateStats.num_generation_tokens",
             "vllm.v1.metrics.stats:RequestStateStats.queued_ts",
         ),
         "a stream that has begun ends with its engine",
@@ -448,6 +503,7 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.v1.request:Request.append_output_token_ids",
             "vllm.v1.request:Request.from_engine_core_request",
             "vllm.v1.request:Request.prefill_stats",
+            f"{_GRAMMAR}.reasoning_ended",
             f"{_GRAMMARS}._create_grammar",
             f"{_GRAMMARS}._get_constraint_bounds",
         ),
@@ -463,11 +519,13 @@ PATCHES: tuple[Patch, ...] = (
             f"{_GRAMMARS}.grammar_init",
             f"{_GRAMMARS}._create_grammar",
             f"{_GRAMMARS}._get_constraint_bounds",
+            f"{_GRAMMARS}.backend",
             f"{_GRAMMARS}.reasoner_cls",
-            "vllm.sampling_params:StructuredOutputsParams._backend",
+            f"{_CONSTRAINT}._backend",
             "vllm.v1.request:Request.stop_reason",
-            "vllm.v1.structured_output.backend_types:StructuredOutputGrammar",
-            "vllm.v1.structured_output.request:StructuredOutputRequest._grammar",
+            "vllm.v1.structured_output.backend_types:StructuredOutputGrammar.register",
+            f"{_GRAMMAR}._grammar",
+            f"{_GRAMMAR}.grammar",
             "vllm.v1.structured_output.utils:strip_speculative_padding",
         ),
         "a grammar of 40 bytes takes longer with each token, and stops all requests for seconds; "
@@ -480,6 +538,7 @@ PATCHES: tuple[Patch, ...] = (
         (
             "vllm.config.vllm:VllmConfig.use_v2_model_runner",
             "vllm.v1.worker.gpu_model_runner:CachedRequestState",
+            "vllm.v1.worker.gpu_model_runner:CachedRequestState.output_token_ids",
         ),
         "the workers of the V1 runner would not know that part",
     ),
@@ -629,6 +688,7 @@ PATCHES: tuple[Patch, ...] = (
         "patches.engine.mark_nan_rows_of_v2",
         "worker",
         (
+            "vllm.v1.worker.gpu.sample.output:SamplerOutput.num_nans",
             "vllm.v1.worker.gpu.sample.sampler:get_num_nans",
             "vllm.v1.worker.gpu.spec_decode.rejection_sampler:get_num_nans",
             "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample",
