@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
@@ -468,6 +469,45 @@ def test_every_variable_of_vllm_that_is_named_exists() -> None:
     known = Path(vllm.origin).with_name("envs.py").read_text()
     named = {name for page in PAGES for name in re.findall(r"\bVLLM_[A-Z_]+\b", page.read_text())}
     assert sorted(name for name in named if f'"{name}"' not in known) == []
+
+
+AS_IN_VLLM = {
+    "only the doctor reads it, about a deployment": {
+        "VLLM_CPU_OMP_THREADS_BIND",
+        "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH",
+        "VLLM_MQ_MAX_CHUNK_BYTES_MB",
+    },
+    "it changes no fingerprint": {
+        "VLLM_CACHE_ROOT",
+        "VLLM_CONFIGURE_LOGGING",
+        "VLLM_CONFIG_ROOT",
+        "VLLM_LOG_STATS_INTERVAL",
+        "VLLM_PORT",
+    },
+    "Holdfast asks what vLLM does": {
+        "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
+        "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
+        "VLLM_MLA_DISABLE",
+    },
+}
+"""Variables that mean the same to `vllm serve`, by what Holdfast does with them otherwise."""
+
+
+def test_the_reference_has_every_variable_of_vllm_that_is_read_or_set() -> None:
+    """Each `VLLM_...` in the code that does not only mean what it means to vLLM."""
+    used = {
+        name
+        for path in (ROOT / "server").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant | ast.Attribute)
+        for name in [node.attr if isinstance(node, ast.Attribute) else str(node.value)]
+        if re.fullmatch(r"VLLM_[A-Z0-9_]+", name)
+    }
+    rows = table(REFERENCE, "## Environment variables")
+    documented = {name for row in rows for name in re.findall(r"`(VLLM_[A-Z0-9_]+)`", row[0])}
+    as_in_vllm = set().union(*AS_IN_VLLM.values())
+    assert used - as_in_vllm - documented == set()
+    assert as_in_vllm - used == set()
 
 
 def anchors(page: Path) -> set[str]:
