@@ -54,9 +54,11 @@ from holdfast.telemetry.metrics import FOLLOWER_METRICS, METRICS
 from holdfast.telemetry.routing import ROUTING_SERIES, Routing
 from holdfast.top.command import top_parser
 from holdfast.verify.checks import ALL
+from holdfast.verify.checks.tools.keywords import cases
 from holdfast.verify.command import verify_parser
 from holdfast.verify.diff import diff_parser
 from sample_status import a_status
+from schema_keywords import limiting, used_by
 from scripted_page import no_text
 from scripts import reference
 
@@ -403,6 +405,13 @@ def test_every_check_of_verify_is_explained() -> None:
     """The table is complete, in order, and in the words of the report."""
     rows = table(VERIFYING, "## Checks")
     assert rows == [(f"`{check.full_name}`", check.proves) for check in ALL]
+
+
+def test_keywords_that_standard_leaves_out_are_named() -> None:
+    """The text about `tools.schemas` has them all, and none that the cases have."""
+    _, _, text = VERIFYING.read_text().partition("In `standard` they have all of these except ")
+    named, _, _ = text.partition(".")
+    assert set(INLINE.findall(named)) == limiting() - used_by(cases(30))
 
 
 def test_every_flag_of_verify_is_explained() -> None:

@@ -22,6 +22,7 @@ from holdfast.verify.checks.tools.scenes import all_functions, all_scenes, trigg
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus
 from openai_double import DERENDER, Body, OpenAIDouble
+from schema_keywords import limiting, used_by
 from verified import not_passed, results
 
 OWN = [check for check in tools.CHECKS if check.name not in ("probe", "replay")]
@@ -261,6 +262,12 @@ def test_the_cases_are_the_same_each_time() -> None:
     assert len({case.name for case in many}) == len(many) == 200
     for case in many:
         jsonschema.Draft202012Validator(case.parameters).validate(case.arguments)
+
+
+def test_the_cases_have_every_keyword() -> None:
+    """Those of `standard` have what pydantic writes for a model within a model."""
+    assert {"$ref", "$defs"} <= used_by(cases(30))
+    assert limiting() <= used_by(cases(200))
 
 
 def test_the_scenes_use_functions_that_there_are() -> None:

@@ -1,5 +1,6 @@
-"""A case for each keyword of JSON Schema: a schema, and a value that it accepts.
+"""A case for each keyword that limits a value: a schema with it, and a value that it accepts.
 
+JSON Schema has them in its vocabularies Applicator, Validation and Unevaluated; `$ref` is one more.
 https://json-schema.org/draft/2020-12/json-schema-validation
 """
 
@@ -122,11 +123,32 @@ def _count_of_items(rng: random.Random) -> Made:
     return schema, [rng.randint(0, 99) for _ in range(2)]
 
 
+def _unique_items(rng: random.Random) -> Made:
+    schema, words = _items(rng)
+    return {**schema, "uniqueItems": True}, words
+
+
+def _contains(rng: random.Random) -> Made:
+    item = {"type": "integer", "minimum": 0, "maximum": 99}
+    schema = {"type": "array", "items": item, "maxItems": 3, "contains": {"minimum": 50}}
+    return schema, [rng.randint(0, 49), rng.randint(50, 99)]
+
+
+def _count_of_contained(rng: random.Random) -> Made:
+    schema, (small, great) = _contains(rng)
+    return {**schema, "minContains": 2, "maxContains": 2}, [great, small, 99]
+
+
 def _prefix(rng: random.Random) -> Made:
     prefix = [{"type": "string", "maxLength": 8}, {"type": "boolean"}]
     limits = {"minItems": 2, "maxItems": 2}
     schema = {"type": "array", "prefixItems": prefix, "items": False, **limits}
     return schema, [rng.choice(_WORDS), True]
+
+
+def _unevaluated_items(rng: random.Random) -> Made:
+    schema, value = _prefix(rng)
+    return {**{k: v for k, v in schema.items() if k != "items"}, "unevaluatedItems": False}, value
 
 
 def _rows(rng: random.Random) -> Made:
@@ -145,16 +167,66 @@ def _closed_object(rng: random.Random) -> Made:
     return schema, {"x": rng.random() < 0.5, "y": rng.random() < 0.5}
 
 
+def _two_flags(rng: random.Random) -> tuple[Schema, str, str]:
+    """An object with two properties that it may have or not, and their names."""
+    one, other = _words(rng, 2)
+    flags = {one: {"type": "boolean"}, other: {"type": "boolean"}}
+    return {"type": "object", "properties": flags, "additionalProperties": False}, one, other
+
+
 def _optional(rng: random.Random) -> Made:
-    must, may = _words(rng, 2)
-    flags = {must: {"type": "boolean"}, may: {"type": "boolean"}}
-    closed = {"required": [must], "additionalProperties": False}
-    return {"type": "object", "properties": flags, **closed}, {must: True}
+    schema, must, _ = _two_flags(rng)
+    return {**schema, "required": [must]}, {must: True}
 
 
 def _further_properties(rng: random.Random) -> Made:
     schema = {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 3}
     return schema, {rng.choice(_WORDS): True}
+
+
+def _count_of_properties(rng: random.Random) -> Made:
+    schema, _ = _further_properties(rng)
+    return {**schema, "minProperties": 2}, dict.fromkeys(_words(rng, 2), True)
+
+
+def _properties_by_pattern(rng: random.Random) -> Made:
+    named = {"^[a-z]+$": {"type": "boolean"}}
+    closed = {"additionalProperties": False, "maxProperties": 3}
+    return {"type": "object", "patternProperties": named, **closed}, {rng.choice(_WORDS): True}
+
+
+def _property_names(rng: random.Random) -> Made:
+    schema, value = _further_properties(rng)
+    return {**schema, "propertyNames": {"enum": [*_WORDS]}}, value
+
+
+def _dependent_required(rng: random.Random) -> Made:
+    schema, one, other = _two_flags(rng)
+    return {**schema, "dependentRequired": {one: [other]}}, {one: True, other: False}
+
+
+def _dependent_schemas(rng: random.Random) -> Made:
+    schema, one, other = _two_flags(rng)
+    then = {"properties": {other: {"const": False}}}
+    return {**schema, "dependentSchemas": {one: then}}, {one: True, other: False}
+
+
+def _conditional(rng: random.Random) -> Made:
+    schema, one, other = _two_flags(rng)
+    branches = {
+        "if": {"properties": {one: {"const": True}}, "required": [one]},
+        "then": {"required": [other]},
+        "else": {"properties": {other: False}},
+    }
+    is_on = rng.random() < 0.5
+    return {**schema, **branches}, {one: True, other: True} if is_on else {one: False}
+
+
+def _unevaluated_properties(rng: random.Random) -> Made:
+    schema, one, other = _two_flags(rng)
+    part = {"properties": schema["properties"], "required": [one, other]}
+    closed = {"type": "object", "allOf": [part], "unevaluatedProperties": False}
+    return closed, {one: True, other: rng.random() < 0.5}
 
 
 def _no_properties(_rng: random.Random) -> Made:
@@ -185,6 +257,11 @@ def _all_of(rng: random.Random) -> Made:
     return {"allOf": [whole]}, rng.randint(10, 99)
 
 
+def _not(rng: random.Random) -> Made:
+    refused, taken = _words(rng, 2)
+    return {"type": "string", "maxLength": 16, "not": {"const": refused}}, taken
+
+
 def _referred(rng: random.Random) -> Made:
     schema, value = _closed_object(rng)
     return {"$ref": "#/$defs/point", "$defs": {"point": schema}}, value
@@ -207,7 +284,6 @@ MAKERS: Mapping[str, Callable[[random.Random], Made]] = MappingProxyType(
         "boolean": _boolean,
         "null": _null,
         "enum": _enum,
-        "enum of several types": _enum_of_kinds,
         "const": _const,
         "several types": _kinds,
         "items": _items,
@@ -223,12 +299,26 @@ MAKERS: Mapping[str, Callable[[random.Random], Made]] = MappingProxyType(
         "oneOf": _one_of,
         "allOf": _all_of,
         "$ref": _referred,
+        # Schemas of functions have these less often than the first 30, which are all of `standard`.
+        "enum of several types": _enum_of_kinds,
+        "uniqueItems": _unique_items,
+        "contains": _contains,
+        "minContains": _count_of_contained,
+        "unevaluatedItems": _unevaluated_items,
+        "minProperties": _count_of_properties,
+        "patternProperties": _properties_by_pattern,
+        "propertyNames": _property_names,
+        "dependentRequired": _dependent_required,
+        "dependentSchemas": _dependent_schemas,
+        "if": _conditional,
+        "unevaluatedProperties": _unevaluated_properties,
+        "not": _not,
     }
 )
 
 
 def cases(count: int, seed: int = 0) -> tuple[Case, ...]:
-    """The same cases each time: one for each keyword, then functions with several of them."""
+    """The same cases each time: one for each maker, then functions with the keywords of several."""
     names = list(MAKERS)
     made = [_case(name, (name,), seed) for name in names[:count]]
     rng = random.Random(seed)  # noqa: S311 - the same cases each time

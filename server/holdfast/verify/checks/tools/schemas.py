@@ -170,7 +170,7 @@ CHECKS = (
         "schemas",
         "tools",
         schemas,
-        "Forced calls keep to their schema, whichever keyword it uses, at once and as a stream.",
+        "Forced calls keep to their schema, at once and as a stream.",
         profiles=FROM_STANDARD,
         needs=("tools",),
         packages=("jsonschema",),
