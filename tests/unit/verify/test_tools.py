@@ -107,6 +107,23 @@ def test_a_model_that_ends_no_call_is_not_blamed() -> None:
     assert made["tools.schemas"].status is CheckStatus.SKIPPED
 
 
+class Lax(OpenAIDouble):
+    """Refuses to hold a call to its schema."""
+
+    async def _chat(self, request: Request) -> Response:
+        offered = (await request.json()).get("tools", ())
+        is_strict = any(one["function"].get("strict") for one in offered)
+        return JSONResponse({}, 400) if is_strict else await super()._chat(request)
+
+
+def test_a_server_that_refuses_every_forced_call_does_not_pass() -> None:
+    """It is judged no better than one that refuses some."""
+    (made,) = results(Lax(), [check for check in OWN if check.name == "schemas"]).values()
+    assert made.status is CheckStatus.INCONCLUSIVE
+    assert made.reason == "no forced call finished: refused by the server"
+    assert "answered 400" in made.warnings[0].what
+
+
 @pytest.mark.parametrize(
     ("content", "calls"),
     [

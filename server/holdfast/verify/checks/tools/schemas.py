@@ -83,7 +83,10 @@ def _report(trial: Trial, outcomes: Counter[Outcome]) -> None:
     whole = sum(outcomes[one] for one in _WHOLE)
     if not whole:
         most = outcomes.most_common(1)[0][0]
-        raise SkippedError(f"no forced call finished: {most}")
+        why = f"no forced call finished: {most}"
+        # A model that ends no call is nobody's fault; a server that refuses them all is no better
+        # than one that refuses half.
+        raise InconclusiveError(why) if most is Outcome.REFUSED else SkippedError(why)
     trial.measure("calls", whole)
     limit = at_least(_MIN_VALID_PERCENT)
     trial.measure("valid calls", 100 * outcomes[Outcome.VALID] / whole, "%", limit)
