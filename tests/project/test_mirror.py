@@ -149,6 +149,7 @@ DRIVEN_ELSEWHERE = {
     "verify.checks.soak.driving": "unit/verify/test_soak.py",
     "verify.checks.soak.history": "unit/verify/test_soak.py",
     "verify.checks.soak.latency": "unit/verify/test_soak.py",
+    "verify.checks.soak.looks": "unit/verify/test_soak.py",
     "verify.checks.soak.memory": "unit/verify/test_soak.py",
     "verify.checks.soak.mix": "unit/verify/test_soak.py",
     "verify.checks.soak.talk": "unit/verify/test_soak.py",

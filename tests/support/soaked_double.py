@@ -30,6 +30,7 @@ Ageing = Literal[
     "greedy answers change",
     "weights change",
     "decodes change",
+    "the prefix cache rots",
 ]
 """What goes wrong some hours after the beginning."""
 
@@ -124,6 +125,8 @@ class SoakedDouble(ScoringDouble):
             self._weights, self._is_changed = scaled(self._weights), True
         if self._has("decodes change"):
             self.peculiarity = "decodes with a quantized head"
+        if self._has("the prefix cache rots"):
+            self.peculiarity = "a prefix that lacks its last block"
         return await super()._completion(request)
 
     def _generate(self, body: Body, prompt: str) -> Generated:

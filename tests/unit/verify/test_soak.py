@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from holdfast.verify.checks import soak
+from holdfast.verify.checks.self_agreement import contexts
 from holdfast.verify.checks.soak import latency, memory, mix
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus, at_most
@@ -20,6 +21,7 @@ from holdfast.verify.report import as_json
 from holdfast.verify.soak_plan import SoakPlan
 from openai_double import OpenAIDouble
 from sample_reports import report
+from scoring_faults import Peculiarity
 from soaked_double import HOUR_SECONDS, Ageing, SoakedDouble
 from verified import not_passed, require_report, results
 
@@ -33,8 +35,9 @@ FOUND_BY: dict[Ageing, str] = {
     "greedy answers change": "canary",
     "weights change": "canary",
     "decodes change": "agreement",
+    "the prefix cache rots": "agreement",
 }
-OF_SCORES: tuple[Ageing, ...] = ("weights change", "decodes change")
+OF_SCORES: tuple[Ageing, ...] = ("weights change", "decodes change", "the prefix cache rots")
 UNTOLD = {"soak.agreement": CheckStatus.SKIPPED}
 """Of a server that tells no log-probs."""
 
@@ -82,6 +85,22 @@ def test_a_fault_is_found_by_its_check(ageing: Ageing) -> None:
     made = soaked(SoakedDouble(ageing, tells_scores=is_of_scores))
     found = {f"soak.{FOUND_BY[ageing]}": CheckStatus.FAILED}
     assert not_passed(made) == (found if is_of_scores else {**UNTOLD, **found})
+
+
+@pytest.mark.parametrize("trait", ["", "a cache that is off"])
+def test_the_prefix_cache_is_looked_at_where_there_is_one(
+    trait: Peculiarity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each look; without one, the decodes of each look are judged all the same."""
+    monkeypatch.setattr(contexts, "_HITS_SECONDS", 0.2)
+    app = SoakedDouble(tells_scores=True)
+    app.peculiarity = trait
+    made = soaked(app)
+    assert not_passed(made) == {}
+    looks = 2 + len(SoakPlan(HOUR_SECONDS * 6).interval_ends_seconds)
+    found = values(made["soak.agreement"])
+    assert found["looks at the prefix cache"] == (0 if trait else looks)
+    assert "decoded and prefilled: greatest difference" in found
 
 
 def test_the_load_is_mixed_and_bounded() -> None:

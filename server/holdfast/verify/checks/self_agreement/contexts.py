@@ -48,7 +48,7 @@ async def prefix(trial: Trial) -> None:
     """The same prompt again, and then with half of its answer: both find a prefix in the cache."""
     await need_decode(trial)
     limits = (await noise(trial)).reordered.as_reordered
-    length = await trial.once(_cached_tokens)
+    length = await trial.once(cached_tokens)
     prompt = (await trial.once(sequences)).prompt(length)
     salt = secrets.token_hex(8)
     await decoded(trial, prompt, ANSWER_TOKENS, salt=salt)
@@ -69,7 +69,7 @@ async def chunked(trial: Trial) -> None:
     """
     made = await trial.once(sequences)
     short = (await noise(trial)).reordered.as_reordered
-    first = await trial.once(_cached_tokens)
+    first = await trial.once(cached_tokens)
     control = [first, first + _RUNG_TOKENS // 2]
     if control[-1] >= made.longest_tokens:
         raise SkippedError(
@@ -138,15 +138,15 @@ async def _ladder(
     trial: Trial, made: Sequences, lengths: Sequence[int], rung_tokens: int
 ) -> Scores:
     """What follows the same prompts, if each finds the one before in the cache; and the rungs."""
-    first = await trial.once(_cached_tokens)
+    first = await trial.once(cached_tokens)
     prompt, salt, found = made.prompt(max(lengths)), secrets.token_hex(8), dict[int, Top]()
     for rung in sorted({*lengths, *range(first, max(lengths), rung_tokens)}):
         found[rung] = await next_top(trial, prompt[:rung], salt=salt)
     return found
 
 
-async def _cached_tokens(trial: Trial) -> int:
-    """Return the length of a prompt that the cache keeps in part.
+async def cached_tokens(trial: Trial) -> int:
+    """The length of a prompt that the cache keeps in part, with room for an answer.
 
     Raises:
         SkippedError: it keeps none, or the server does not report it.

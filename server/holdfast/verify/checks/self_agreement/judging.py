@@ -125,12 +125,16 @@ async def judge_answer(
     trial: Trial, name: str, prompt: Sequence[int], made: Decoded, limits: DifferenceLimits
 ) -> None:
     """Compare an answer with one prefill of the prompt and that answer: no fork can matter."""
-    whole = await _prefilled(trial, prompt, made.token_ids)
+    whole = await prefilled(trial, prompt, made.token_ids)
     judge(trial, name, [(made.scores, whole)], limits)
 
 
-async def _prefilled(trial: Trial, prompt: Sequence[int], answer: Sequence[int]) -> Scores:
-    """The log-probs of an answer from prefills alone; behind a long prompt, of some tokens."""
+async def prefilled(trial: Trial, prompt: Sequence[int], answer: Sequence[int]) -> Scores:
+    """The log-probs of an answer from prefills alone; behind a long prompt, of some tokens.
+
+    Raises:
+        InconclusiveError: it has no log-probs that can be compared.
+    """
     whole = [*prompt, *answer]
     if len(whole) <= MOST_SCORED_TOKENS:
         return await reference(trial, whole)

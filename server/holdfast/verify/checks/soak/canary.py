@@ -33,7 +33,7 @@ async def canary(trial: Trial) -> None:
 
 
 async def agreement(trial: Trial) -> None:
-    """Compare, in each look, what was decoded with what was prefilled."""
+    """Compare, in each look, what was decoded, also behind a cached prefix, with prefills."""
     history = await history_of(trial)
     if history.obstacle is not None:
         raise history.obstacle
@@ -47,7 +47,12 @@ async def agreement(trial: Trial) -> None:
         raise InconclusiveError("no look has log-probs")
     found = [(one, compare(one.decode, one.again)) for one in scored]
     _judge(trial, "decoded and prefilled", found, limits)
-    others = sum(len(other_choices(one.decode, one.again, limits)) for one in scored)
+    behind = [(one, compare(one.cached, one.cold)) for one in scored if one.cached]
+    trial.measure("looks at the prefix cache", len(behind))
+    if behind:
+        _judge(trial, "behind a prefix from the cache", behind, limits)
+    pairs = [pair for one in scored for pair in ((one.decode, one.again), (one.cached, one.cold))]
+    others = sum(len(other_choices(*pair, limits)) for pair in pairs)
     trial.measure("other first choices", others, limit=equal_to(0))
 
 
@@ -93,7 +98,7 @@ CHECKS = (
         "agreement",
         "soak",
         agreement,
-        "Hour after hour, an answer gets the log-probs from decoding that it gets in a prefill.",
+        "Hour after hour, an answer gets the log-probs of a prefill, also behind a cached prefix.",
         profiles=ONLY_SOAK,
         is_afterthought=True,
     ),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from holdfast.verify.answers import MalformedError
 from holdfast.verify.check import ONLY_SOAK, Check
 from holdfast.verify.checks.soak.history import SoakHistory, begun, plan
-from holdfast.verify.checks.soak.looks import limits_of, look
+from holdfast.verify.checks.soak.looks import CachedPrompt, cached_prompt, limits_of, look
 from holdfast.verify.checks.soak.mix import Client, room_of
 from holdfast.verify.checks.soak.samples import Sampler
 from holdfast.verify.course import deaths_in, restarts_in
@@ -46,6 +46,7 @@ class Soak:
         self._plan = plan(trial)
         self._started_seconds = self._plan.clock()
         self._sampler = Sampler(trial, history, self._plan.spacing_seconds)
+        self._cached_prompt: CachedPrompt | None = None
         self._errors_in_a_row = 0
 
     async def run(self) -> None:
@@ -59,6 +60,7 @@ class Soak:
         room = await room_of(self._trial)
         try:
             self._history.limits = await limits_of(self._trial)
+            self._cached_prompt = await cached_prompt(self._trial)
         except (SkippedError, InconclusiveError) as error:
             self._history.obstacle = error
         self._started_seconds = self._plan.clock()
@@ -110,7 +112,9 @@ class Soak:
     async def _look(self) -> None:
         has_scores = self._history.limits is not None
         try:
-            found = await look(self._trial, self._now_seconds(), has_scores=has_scores)
+            found = await look(
+                self._trial, self._now_seconds(), self._cached_prompt, has_scores=has_scores
+            )
         except (NoAnswerError, UnexpectedStatusError, InconclusiveError) as error:
             self._blame("requests of the canary", error)
         else:

@@ -41,6 +41,10 @@ class Look:
     """The log-probs of the answer behind it, token by token."""
     again: Scores = field(default_factory=dict)
     """The log-probs of prompt and answer as one prompt."""
+    cached: Scores = field(default_factory=dict)
+    """The log-probs of an answer behind a prefix from the cache; empty if the server has none."""
+    cold: Scores = field(default_factory=dict)
+    """Those of the same tokens from prefills without the cache."""
     broken: str = ""
     """What is wrong with a log-prob; empty if nothing is."""
 

@@ -1,23 +1,52 @@
-"""The requests that are the same each time: a greedy answer, and one sequence in two ways.
+"""The requests that are the same each time: a greedy answer, and two sequences in two ways each.
 
 They are asked while the load pauses, because on a GPU a batch changes the order of additions.
 """
 
 from __future__ import annotations
 
-from holdfast.verify.agreement import DifferenceLimits
+import secrets
+from dataclasses import dataclass
+
+from holdfast.verify.agreement import DifferenceLimits, Scores
 from holdfast.verify.answers import MalformedError
-from holdfast.verify.checks.self_agreement.judging import base_prompt, noise
-from holdfast.verify.checks.self_agreement.sequences import ANSWER_TOKENS
+from holdfast.verify.checks.self_agreement.contexts import cached_tokens
+from holdfast.verify.checks.self_agreement.judging import base_prompt, noise, prefilled
+from holdfast.verify.checks.self_agreement.sequences import ANSWER_TOKENS, sequences
 from holdfast.verify.checks.soak.history import Look
 from holdfast.verify.checks.soak.talk import REQUEST_SECONDS
 from holdfast.verify.checks.wire.asking import either
-from holdfast.verify.scoring import decoded, scored
+from holdfast.verify.scoring import decoded, next_top, scored
 from holdfast.verify.target import NoAnswerError
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial, UnexpectedStatusError
 
 _QUESTION = "Tell me a short story about a lighthouse."
 _TOKENS = 32
+_NOT_FOUND = (
+    SkippedError,
+    NoAnswerError,
+    UnexpectedStatusError,
+    MalformedError,
+    InconclusiveError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrompt:
+    """A prompt that every look asks for with one salt, so that the prefix cache may keep it."""
+
+    ids: tuple[int, ...]
+    salt: str
+
+
+async def cached_prompt(trial: Trial) -> CachedPrompt | None:
+    """A prompt that the prefix cache keeps in part; None if it keeps none that can be scored."""
+    try:
+        length = await trial.once(cached_tokens)
+        ids = (await trial.once(sequences)).prompt(length)
+    except _NOT_FOUND:
+        return None
+    return CachedPrompt(tuple(ids), secrets.token_hex(8))
 
 
 async def limits_of(trial: Trial) -> DifferenceLimits:
@@ -35,12 +64,15 @@ async def limits_of(trial: Trial) -> DifferenceLimits:
         raise InconclusiveError(f"the noise of the log-probs is not known: {error}") from None
 
 
-async def look(trial: Trial, at_seconds: float, *, has_scores: bool) -> Look:
+async def look(
+    trial: Trial, at_seconds: float, kept: CachedPrompt | None, *, has_scores: bool
+) -> Look:
     """Ask them all.
 
     Raises:
         NoAnswerError: there is no answer in time.
         UnexpectedStatusError: its status is not 200.
+        InconclusiveError: it is 429 until the deadline, or what was decoded cannot be prefilled.
     """
     text = ""
     try:
@@ -53,6 +85,15 @@ async def look(trial: Trial, at_seconds: float, *, has_scores: bool) -> Look:
         prefill = await scored(trial, prompt)
         made = await decoded(trial, prompt, ANSWER_TOKENS)
         again = await scored(trial, [*prompt, *made.token_ids])
+        cached, cold = await _behind_prefix(trial, kept) if kept is not None else ({}, {})
     except (MalformedError, SkippedError) as error:
         return Look(at_seconds, text, broken=str(error))
-    return Look(at_seconds, text, prefill, made.scores, again)
+    return Look(at_seconds, text, prefill, made.scores, again, cached, cold)
+
+
+async def _behind_prefix(trial: Trial, kept: CachedPrompt) -> tuple[Scores, Scores]:
+    """An answer behind a prefix from the cache, and the same tokens from prefills without it."""
+    # Finds the blocks of an earlier look; those that the load has evicted, it makes again.
+    await next_top(trial, kept.ids, salt=kept.salt)
+    made = await decoded(trial, kept.ids, ANSWER_TOKENS, salt=kept.salt)
+    return made.scores, await prefilled(trial, kept.ids, made.token_ids)
