@@ -168,6 +168,7 @@ DRIVEN_ELSEWHERE = {
     "verify.checks.oracle.permutation": "unit/verify/test_oracle.py",
     "verify.checks.oracle.recording": "unit/verify/test_oracle.py",
     "verify.checks.self_agreement.adapters": "unit/verify/test_self_agreement.py",
+    "verify.checks.self_agreement.batches": "unit/verify/test_self_agreement.py",
     "verify.checks.self_agreement.contexts": "unit/verify/test_self_agreement.py",
     "verify.checks.self_agreement.decodes": "unit/verify/test_self_agreement.py",
     "verify.checks.self_agreement.judging": "unit/verify/test_self_agreement.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import get_args
 
 import pytest
@@ -177,6 +178,48 @@ def test_single_thoughts_that_are_cut_are_warned_of() -> None:
     (made,) = results(Pondering(300, 300), only).values()
     assert made.status is CheckStatus.WARNED
     assert "at 0% of" in made.reason
+
+
+class Flagged(ScoringDouble):
+    """Says which flags it was started with."""
+
+    def __init__(self, *flags: str) -> None:
+        super().__init__()
+        self.configuration = replace(self.configuration, flags=flags)
+
+    async def _statusz(self, request: Request) -> Response:
+        known = json.loads(bytes((await super()._statusz(request)).body))
+        return JSONResponse({**known, "configuration": asdict(self.configuration)})
+
+
+@pytest.mark.parametrize(
+    ("flags", "profile", "sequences"),
+    [(("--max-num-seqs", "66"), "full", 66), (("--max-num-seqs", "66"), "quick", 8)],
+)
+def test_a_full_batch_is_one_of_the_server(
+    flags: tuple[str, ...], profile: Profile, sequences: int
+) -> None:
+    """In `full`, as many sequences decode together as the server's flags let run at a time."""
+    only = [check for check in self_agreement.CHECKS if check.name == "full_batch"]
+    (made,) = results(Flagged(*flags), only, profile).values()
+    assert made.status is CheckStatus.PASSED, made.reason
+    assert {one.name: one.value for one in made.numbers}["sequences"] == sequences
+
+
+@pytest.mark.parametrize(
+    ("flags", "sequences"),
+    [
+        ((), 64),
+        (("--max-num-seqs=4",), 64),
+        (("--max-num-seqs", "128", "--port", "1"), 128),
+        (("--max-num-seqs", "1024"), 256),
+        (("--max-num-seqs", "many"), 64),
+        (("--max-num-seqs", "9" * 5000), 64),
+    ],
+)
+def test_the_size_of_a_full_batch_is_bounded(flags: tuple[str, ...], sequences: int) -> None:
+    """More than a few hundred would take too long; fewer than 64 show less."""
+    assert self_agreement.batches.batch_size("full", flags) == sequences
 
 
 class Unclosed(ScoringDouble):

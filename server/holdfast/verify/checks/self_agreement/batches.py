@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from holdfast.verify.check import Check
 from holdfast.verify.checks.self_agreement.judging import (
     judge,
@@ -11,12 +14,16 @@ from holdfast.verify.checks.self_agreement.judging import (
     reference,
 )
 from holdfast.verify.checks.self_agreement.sequences import ANSWER_TOKENS, sequences
+from holdfast.verify.records import Profile
 from holdfast.verify.scoring import decoded, scored
+from holdfast.verify.survey import given_flags
 from holdfast.verify.trial import Trial
 from holdfast.verify.waiting import together
 
-_SEQUENCES = {"quick": 8, "standard": 16}
-_MAX_SEQUENCES = 64
+_SEQUENCES: dict[Profile, int] = {"quick": 8, "standard": 16}
+_LEAST_OF_FULL, _MOST_OF_FULL = 64, 256
+"""Each sequence is also scored alone, so more would take hours on a slow server."""
+_COUNT = re.compile("[0-9]{1,9}")
 _SHORTEST_TOKENS = 20
 _STEP_TOKENS = 5
 """Each prompt is longer than the one before, so that no two rows of a batch are alike."""
@@ -28,10 +35,11 @@ async def full_batch(trial: Trial) -> None:
     await need_decode(trial)
     made = await trial.once(sequences)
     limits = (await noise(trial)).reordered.as_reordered
+    told = trial.server.configuration
     most = min(_MAX_TOKENS, made.longest_scored(ANSWER_TOKENS))
     prompts = [
         made.prompt(min(_SHORTEST_TOKENS + _STEP_TOKENS * number, most), 100 + number)
-        for number in range(_SEQUENCES.get(trial.profile, _MAX_SEQUENCES))
+        for number in range(batch_size(trial.profile, told.flags if told is not None else ()))
     ]
     with malformed_blamed(trial):
         answers = await together(*(decoded(trial, one, ANSWER_TOKENS) for one in prompts))
@@ -46,6 +54,15 @@ async def full_batch(trial: Trial) -> None:
     trial.measure("sequences", len(prompts))
 
 
+def batch_size(profile: Profile, flags: Sequence[str]) -> int:
+    """How many sequences are a full batch: in `full`, what the flags of the server let run."""
+    if profile in _SEQUENCES:
+        return _SEQUENCES[profile]
+    told = given_flags(flags).get("--max-num-seqs", "")
+    running = int(told) if _COUNT.fullmatch(told) else _LEAST_OF_FULL
+    return min(max(running, _LEAST_OF_FULL), _MOST_OF_FULL)
+
+
 CHECKS = (
     Check(
         "full_batch",
@@ -53,6 +70,6 @@ CHECKS = (
         full_batch,
         "A sequence among many others gets the log-probs that it gets alone.",
         needs=("completions",),
-        deadline_seconds=900.0,
+        deadline_seconds=3600.0,
     ),
 )
