@@ -14,6 +14,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from holdfast.verify.checks import self_agreement
 from holdfast.verify.checks.oracle import recording
+from holdfast.verify.checks.self_agreement import contexts, decodes
+from holdfast.verify.checks.self_agreement.sequences import Sequences
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus, Profile
 from openai_double import Body, OpenAIDouble
@@ -178,6 +180,17 @@ def test_single_thoughts_that_are_cut_are_warned_of() -> None:
     (made,) = results(Pondering(300, 300), only).values()
     assert made.status is CheckStatus.WARNED
     assert "at 0% of" in made.reason
+
+
+@pytest.mark.parametrize(
+    ("longest", "decoded_behind", "prefilled"),
+    [(300_000, 299_976, 299_999), (8192, 8168, 8191), (10_000_000, 524_288, 524_288)],
+)
+def test_full_looks_at_the_whole_context(longest: int, decoded_behind: int, prefilled: int) -> None:
+    """It does not end where the powers of two do, and yet within hours."""
+    made = Sequences((), ((7,),), longest)
+    assert decodes.prompt_lengths("full", made)[-1] == decoded_behind
+    assert contexts.context_lengths("full", made)[-1] == prefilled
 
 
 class Flagged(ScoringDouble):

@@ -36,7 +36,14 @@ _CHUNKED: dict[Profile, tuple[int, ...]] = {
     "quick": (1040, 2072),
     "standard": (520, 1040, 2072, 3000, 4120, 8190),
 }
-_EVERY_CHUNKED = (*_CHUNKED["standard"], 6000, 12000, 16400, 24000, 32800, 65600, 131000)
+LONGEST_TOKENS = 524_288
+"""In `full`: a prompt grows to its length by a request for every 64 to 384 tokens."""
+_EVERY_CHUNKED = (
+    *(*_CHUNKED["standard"], 6000, 12000, 16400, 24000, 32800, 65600, 131000),
+    LONGEST_TOKENS,
+)
+GROWING_SECONDS = 28_800.0
+"""For a slow server to answer the 16,000 requests by which prompts grow to that length."""
 _HITS = re.compile(r"^vllm:prefix_cache_hits(?:_total)?(?:\{[^}\n]*\})? (\S+)", re.MULTILINE)
 """Within a line, as that of `vitals`."""
 _OK = 200
@@ -121,10 +128,13 @@ async def cold_contexts(trial: Trial) -> Scores:
 
 
 def _lengths(trial: Trial, made: Sequences) -> list[int]:
+    return context_lengths(trial.profile, made, _RECORDED if trial.options.records else ())
+
+
+def context_lengths(profile: Profile, made: Sequences, recorded: Sequence[int] = ()) -> list[int]:
     """Those of the profile that fit; the longest that fits stands for those that do not."""
     most = max(made.longest_tokens - 1, 1)
-    recorded = _RECORDED if trial.options.records else ()
-    wanted = (*_CHUNKED.get(trial.profile, _EVERY_CHUNKED), *recorded)
+    wanted = (*_CHUNKED.get(profile, _EVERY_CHUNKED), *recorded)
     return sorted({min(one, most) for one in wanted})
 
 
@@ -203,6 +213,6 @@ CHECKS = (
         chunked,
         "A prompt that is longer than an engine step has the log-probs of one that grew slowly.",
         needs=("completions",),
-        deadline_seconds=3600.0,
+        deadline_seconds=GROWING_SECONDS,
     ),
 )

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from holdfast.verify.check import Check
-from holdfast.verify.checks.self_agreement.contexts import long_floor
+from holdfast.verify.checks.self_agreement.contexts import (
+    GROWING_SECONDS,
+    LONGEST_TOKENS,
+    long_floor,
+)
 from holdfast.verify.checks.self_agreement.judging import judge_answer, malformed_blamed, noise
 from holdfast.verify.checks.self_agreement.sequences import (
     ANSWER_TOKENS,
@@ -21,7 +25,7 @@ _LENGTHS: dict[Profile, tuple[int, ...]] = {
 }
 _EVERY_LENGTH = (
     *(1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 250, 255, 256, 257, 488),
-    *(506, 1018, 2042, 4090, 8186, 16378, 32762, 65530, 131066),
+    *(506, 1018, 2042, 4090, 8186, 16378, 32762, 65530, 131066, LONGEST_TOKENS),
 )
 """So that the answer crosses each power of two, where blocks, chunks and windows end."""
 
@@ -57,6 +61,6 @@ CHECKS = (
         decode,
         "A token gets the log-prob from decoding that it gets in a prefill, at any length.",
         needs=("completions",),
-        deadline_seconds=1800.0,
+        deadline_seconds=GROWING_SECONDS,
     ),
 )

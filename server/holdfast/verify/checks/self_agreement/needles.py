@@ -33,7 +33,7 @@ _QUESTION = "\nWhat is the secret number of the harbour master? Answer with the 
 
 
 async def needles(trial: Trial) -> None:
-    """Hide a number at 15 depths of texts up to the longest that the server promises."""
+    """Hide a number at 15 depths of texts of several lengths that the server promises."""
     tokens, short = await _first(trial)
     room = longest_tokens(trial) - tokens
     found: dict[float, list[bool]] = {}
@@ -128,7 +128,7 @@ CHECKS = (
         "needles",
         "self",
         needles,
-        "The model finds a sentence at every depth of a text, up to the longest promised.",
+        "The model finds a sentence at every depth of a text, in short texts and in long ones.",
         profiles=FROM_STANDARD,
         needs=("chat",),
         deadline_seconds=14400.0,
