@@ -268,7 +268,9 @@ class OpenAIDouble(Starlette):
         }
         if body.get("stream"):
             return StreamingResponse(
-                self._events(self._parts(head, generated, usage, body, is_chat=is_chat)),
+                self._events(
+                    self._parts(head, generated, usage, body, is_chat=is_chat), is_chat=is_chat
+                ),
                 media_type="text/event-stream",
             )
         if self.defect == "completions that call themselves chats":
@@ -283,8 +285,10 @@ class OpenAIDouble(Starlette):
             body = {**body, "seed": None}
         if self.defect == "a greedy story that changes" and "lighthouse" in prompt:
             body = {**body, "temperature": body["temperature"] or 1.0}
-        keeps_stop = self.defect == "a stop text that is kept" or (
-            self.defect == "a stop text that leaks into streams" and body.get("stream")
+        keeps_stop = (
+            self.defect == "a stop text that is kept"
+            or (self.defect == "a stop text that chats keep" and "messages" in body)
+            or (self.defect == "a stop text that leaks into streams" and body.get("stream"))
         )
         if self.defect == "chats that never end" and "messages" in body:
             most = body.get("max_tokens") or MAX_MODEL_LEN
@@ -307,7 +311,8 @@ class OpenAIDouble(Starlette):
         return replace(made, tokens=tokens_of(text + more)) if text + more != made.text else made
 
     def _choice(self, index: int, made: Generated, body: Body, *, is_chat: bool) -> Body:
-        if self.defect == "choices all numbered 0":
+        is_misnumbered = is_chat and self.defect == "choices of chats all numbered 0"
+        if is_misnumbered or self.defect == "choices all numbered 0":
             index = 0
         said: Body = {"text": made.text}
         reason = made.finish_reason
@@ -341,7 +346,8 @@ class OpenAIDouble(Starlette):
         values: list[float | None] = [-0.5 for _ in tokens]
         if self.defect == "a logprob for all tokens but one":
             values.pop()
-        if self.defect == "a logprob that is not a number":
+        is_unknown = is_chat and self.defect == "a logprob of a chat that is not a number"
+        if is_unknown or self.defect == "a logprob that is not a number":
             values[-1] = None
         most = -0.1 if self.defect == "a greedy token that is not the likeliest" else -0.5
         if is_chat:
@@ -403,6 +409,8 @@ class OpenAIDouble(Starlette):
             tokens, reason = tokens_of(parsed.content), finish_reason(parsed, body, reason)
         if self.defect == "a stream that drops a token" and len(tokens) > 2:
             del tokens[len(tokens) // 2]
+        if self.defect == "all text of a chat in one event" and is_chat:
+            tokens = ["".join(tokens)]
         for token in tokens:
             is_broken = self.defect == "a stream that breaks characters"
             yield part(token.encode().decode("ascii", "replace") if is_broken else token)
@@ -414,8 +422,10 @@ class OpenAIDouble(Starlette):
         if self.defect == "text behind the finish reason":
             yield part("more")
 
-    async def _events(self, parts: Iterator[Body]) -> AsyncIterator[bytes]:
+    async def _events(self, parts: Iterator[Body], *, is_chat: bool) -> AsyncIterator[bytes]:
         firsts = {"all events at the end": 0, "all events but the first at the end": 1}
+        if is_chat:
+            firsts["all events of a chat at the end"] = 0
         held_from = firsts.get(self.defect)
         self._running += 1
         is_whole = False
@@ -431,7 +441,9 @@ class OpenAIDouble(Starlette):
             yield held + (b"" if self.defect == "no [DONE]" else b"data: [DONE]\n\n")
             is_whole = True
         finally:
-            goes_on = self.defect == "streams that go on without their client"
+            goes_on = self.defect == "streams that go on without their client" or (
+                is_chat and self.defect == "chats that go on without their client"
+            )
             self._running -= is_whole or not goes_on
 
     def _event(self, number: int, text: str) -> bytes:

@@ -100,10 +100,7 @@ class StreamedAnswer:
             if finish_reason:  # clients do not read on
                 break
             content += delta_text(choice)
-            delta: dict[str, Any] = dig_or(choice, "delta", default={})
-            reasoning += dig_or(delta, "reasoning", default="") or dig_or(
-                delta, "reasoning_content", default=""
-            )
+            reasoning += delta_reasoning(choice)
             finish_reason = dig_or(choice, "finish_reason", default="")
         return Said(content, reasoning, finish_reason)
 
@@ -131,6 +128,12 @@ def delta_text(choice: dict[str, Any]) -> str:
     if "text" in choice:
         return dig(choice, "text", kind=str)
     return dig_or(choice, "delta", "content", default="")
+
+
+def delta_reasoning(choice: dict[str, Any]) -> str:
+    """The thoughts that an event adds to a chat, under either name."""
+    told = dig_or(choice, "delta", "reasoning", default="")
+    return told or dig_or(choice, "delta", "reasoning_content", default="")
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ CHAT_FORM = [check for check in OWN if check.name == "chat"]
 PROMPT_TOKENS = [check for check in OWN if check.name == "prompt_tokens"]
 REFUSALS = [check for check in OWN if check.name == "refusals"]
 INCREMENTAL = [check for check in OWN if check.name == "incremental"]
+STOP = [check for check in OWN if check.name == "stop"]
 
 FOUND_BY: dict[Defect, str] = {
     "a model listed twice": "models",
@@ -36,8 +37,10 @@ FOUND_BY: dict[Defect, str] = {
     "chats without a role": "chat",
     "completions that call themselves chats": "completion",
     "choices all numbered 0": "choices",
+    "choices of chats all numbered 0": "choices",
     "a logprob for all tokens but one": "logprobs",
     "a logprob that is not a number": "logprobs",
+    "a logprob of a chat that is not a number": "logprobs",
     "a greedy token that is not the likeliest": "logprobs",
     "completion_tokens off by one": "usage",
     "total_tokens off by one": "usage",
@@ -46,6 +49,7 @@ FOUND_BY: dict[Defect, str] = {
     "streamed prompt_tokens off by one": "prompt_tokens",
     "cut answers that end by stop": "length",
     "a stop text that is kept": "stop",
+    "a stop text that chats keep": "stop",
     "a stop text that leaks into streams": "stop",
     "streams that lose what stands before a stop text": "stop",
     "an event split wrong": "events",
@@ -59,7 +63,10 @@ FOUND_BY: dict[Defect, str] = {
     "usage nobody asked for": "unasked_usage",
     "all events at the end": "incremental",
     "all events but the first at the end": "incremental",
+    "all events of a chat at the end": "incremental",
+    "all text of a chat in one event": "incremental",
     "streams that go on without their client": "client_leaves",
+    "chats that go on without their client": "client_leaves",
     "a stream that drops a token": "stream_twin",
     "a stream that breaks characters": "stream_twin",
     "answers mixed up": "own_answers",
@@ -163,19 +170,74 @@ class Hasty(OpenAIDouble):
         super().__init__()
         self._hasty = hasty
 
-    async def _events(self, parts: Iterator[Body]) -> AsyncIterator[bytes]:
+    async def _events(self, parts: Iterator[Body], *, is_chat: bool) -> AsyncIterator[bytes]:
         self._hasty -= 1
+        events = super()._events(parts, is_chat=is_chat)
         if self._hasty < 0:
-            async for event in super()._events(parts):
+            async for event in events:
                 yield event
             return
-        yield b"".join([event async for event in super()._events(parts)])
+        yield b"".join([event async for event in events])
 
 
 @pytest.mark.parametrize(("hasty", "status"), [(2, CheckStatus.PASSED), (3, CheckStatus.FAILED)])
 def test_a_client_without_time_is_not_blamed_on_the_server(hasty: int, status: CheckStatus) -> None:
     """A stream that is read at once is asked for again, twice."""
     (made,) = results(Hasty(hasty), INCREMENTAL).values()
+    assert made.status is status, made.reason
+
+
+@pytest.mark.parametrize(
+    ("short", "status", "judged"),
+    [
+        ("<assistant>", CheckStatus.PASSED, 1),
+        ("four", CheckStatus.SKIPPED, None),
+    ],
+    ids=("chats", "all"),
+)
+def test_a_short_answer_shows_no_pace(short: str, status: CheckStatus, judged: int | None) -> None:
+    """It is not blamed, and the check is skipped if no API gives a longer one."""
+    (made,) = results(OpenAIDouble(known={short: "five, six"}), INCREMENTAL).values()
+    assert made.status is status, made.reason
+    assert {one.name: one.value for one in made.numbers}.get("APIs judged") == judged
+
+
+class Thinking(OpenAIDouble):
+    """Thinks what it answers, and so meets a stop text before it has answered."""
+
+    def _choice(self, index: int, made: Generated, body: Body, *, is_chat: bool) -> Body:
+        choice = super()._choice(index, made, body, is_chat=is_chat)
+        if is_chat:
+            choice["message"]["reasoning"] = choice["message"]["content"]
+            if body.get("stop"):
+                choice["message"]["content"] = None
+        return choice
+
+
+def test_a_stop_text_that_ends_thoughts_is_not_judged() -> None:
+    """The chat is left out, and the completion still shows what the check looks at."""
+    (made,) = results(Thinking(), STOP).values()
+    assert made.status is CheckStatus.PASSED, made.reason
+    assert {one.name: one.value for one in made.numbers} == {"APIs judged": 1}
+
+
+class Drifting(OpenAIDouble):
+    """Never gives the same chat twice."""
+
+    def _generate(self, body: Body, prompt: str) -> Generated:
+        is_chat = "messages" in body
+        return super()._generate({**body, "temperature": 1.0} if is_chat else body, prompt)
+
+
+@pytest.mark.parametrize(
+    ("defect", "status"),
+    [("", CheckStatus.INCONCLUSIVE), ("a stop text that is kept", CheckStatus.FAILED)],
+)
+def test_an_api_that_cannot_be_judged_hides_no_fault_of_the_other(
+    defect: Defect, status: CheckStatus
+) -> None:
+    """Chats are asked first, and completions all the same."""
+    (made,) = results(Drifting(defect), STOP).values()
     assert made.status is status, made.reason
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from holdfast.verify.trial import CHAT, COMPLETIONS, SkippedError, Trial
+from holdfast.verify.answers import MalformedError
+from holdfast.verify.trial import CHAT, COMPLETIONS, InconclusiveError, SkippedError, Trial
 
 PROMPT = "Count: one, two, three, four,"
 """Any model goes on from it."""
+
+_NEITHER = "the server answers neither chats nor completions"
 
 
 def either(trial: Trial, prompt: str, **options: Any) -> tuple[str, dict[str, Any]]:
@@ -17,7 +21,7 @@ def either(trial: Trial, prompt: str, **options: Any) -> tuple[str, dict[str, An
         return COMPLETIONS, trial.completion_body(prompt, **options)
     if "chat" in able:
         return CHAT, trial.chat_body(prompt, **options)
-    raise SkippedError("the server answers neither chats nor completions")
+    raise SkippedError(_NEITHER)
 
 
 def each(trial: Trial, prompt: str, **options: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -28,3 +32,33 @@ def each(trial: Trial, prompt: str, **options: Any) -> list[tuple[str, dict[str,
         "completions": (COMPLETIONS, trial.completion_body(prompt, **options)),
     }
     return [asked for name, asked in bodies.items() if name in able]
+
+
+async def judge_each(
+    trial: Trial,
+    judge: Callable[[Trial, str, dict[str, Any]], Awaitable[None]],
+    prompt: str,
+    **options: Any,
+) -> None:
+    """Judge each of both APIs, whatever becomes of the other one.
+
+    Raises:
+        InconclusiveError: one of them cannot be judged.
+        MalformedError: an answer of one of them cannot be read.
+        SkippedError: none of them can show what the check looks at.
+    """
+    skipped: list[SkippedError] = []
+    unjudged: list[InconclusiveError | MalformedError] = []
+    asked = each(trial, prompt, **options)
+    for path, body in asked:
+        try:
+            await judge(trial, path, body)
+        except SkippedError as error:
+            skipped.append(error)
+        except (InconclusiveError, MalformedError) as error:
+            unjudged.append(error)
+    if unjudged:
+        raise unjudged[0]
+    if len(skipped) == len(asked):
+        raise skipped[0] if skipped else SkippedError(_NEITHER)
+    trial.measure("APIs judged", len(asked) - len(skipped))

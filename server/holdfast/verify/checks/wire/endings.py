@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from holdfast.verify.answers import dig
 from holdfast.verify.check import Check
-from holdfast.verify.checks.wire.asking import PROMPT, each, either
+from holdfast.verify.checks.wire.asking import PROMPT, each, judge_each
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 
 _TOKENS = 24
@@ -33,9 +35,15 @@ async def length(trial: Trial) -> None:
 
 async def stop(trial: Trial) -> None:
     """A text from the middle of the model's own answer ends the next one before it."""
-    path, body = either(trial, PROMPT, max_tokens=_TOKENS)
-    free = (await trial.post(path, body)).content()
+    await judge_each(trial, _judge_stop, PROMPT, max_tokens=_TOKENS)
+
+
+async def _judge_stop(trial: Trial, path: str, body: dict[str, Any]) -> None:
+    unstopped = await trial.post(path, body)
+    free = unstopped.content()
     text = _middle(free)
+    if text in unstopped.reasoning():
+        raise SkippedError("the stop text would end the model's thoughts before its answer")
     wanted = free[: free.index(text)]
     stopped = {**body, "stop": [text]}
     whole = await trial.post(path, stopped)

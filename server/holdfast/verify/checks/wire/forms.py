@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import Check
-from holdfast.verify.checks.wire.asking import PROMPT, either
+from holdfast.verify.checks.wire.asking import PROMPT, judge_each
 from holdfast.verify.target import PATIENT_SECONDS, Answer
 from holdfast.verify.trial import CHAT, MODELS, InconclusiveError, SkippedError, Trial
 
@@ -85,7 +85,10 @@ async def _roots(trial: Trial) -> dict[str, str]:
 
 async def choices(trial: Trial) -> None:
     """Several answers to one prompt, at once and as streams."""
-    path, body = either(trial, PROMPT, max_tokens=6, n=_CHOICES, temperature=1.0)
+    await judge_each(trial, _judge_choices, PROMPT, max_tokens=6, n=_CHOICES, temperature=1.0)
+
+
+async def _judge_choices(trial: Trial, path: str, body: dict[str, Any]) -> None:
     answer = await trial.admitted(partial(trial.ask, path, body))
     if answer.status in _REFUSED:
         raise SkippedError("the server returns one choice, whatever `n` is")
@@ -102,12 +105,13 @@ async def choices(trial: Trial) -> None:
 
 async def logprobs(trial: Trial) -> None:
     """One log-probability for each token, and each of them a log-probability."""
-    path, body = either(trial, PROMPT, max_tokens=_TOKENS)
-    if path == CHAT:
-        body |= {"logprobs": True, "top_logprobs": _TOP}
-    else:
-        body |= {"logprobs": _TOP}
-    asking = partial(trial.ask, path, body, deadline_seconds=PATIENT_SECONDS)
+    await judge_each(trial, _judge_logprobs, PROMPT, max_tokens=_TOKENS)
+
+
+async def _judge_logprobs(trial: Trial, path: str, body: dict[str, Any]) -> None:
+    is_chat = path == CHAT
+    wish = {"logprobs": True, "top_logprobs": _TOP} if is_chat else {"logprobs": _TOP}
+    asking = partial(trial.ask, path, {**body, **wish}, deadline_seconds=PATIENT_SECONDS)
     answer = await trial.admitted(asking, PATIENT_SECONDS)
     if answer.status in _REFUSED:
         raise SkippedError("the server gives no log-probabilities")
@@ -116,7 +120,7 @@ async def logprobs(trial: Trial) -> None:
     is_cut = answer.finish_reason() == "length"
     tokens = _TOKENS if is_cut else dig(answer.usage(), "completion_tokens", kind=int)
     with trial.demanding_form(answer):
-        found = _chat_logprobs(answer) if path == CHAT else _completion_logprobs(answer)
+        found = _chat_logprobs(answer) if is_chat else _completion_logprobs(answer)
         trial.require(
             len(found) == tokens, f"{len(found)} log-probabilities for {tokens} tokens", answer
         )

@@ -8,17 +8,19 @@ from typing import Any
 
 from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import Check
-from holdfast.verify.checks.wire.asking import PROMPT, each, either
+from holdfast.verify.checks.wire.asking import PROMPT, each, judge_each
 from holdfast.verify.checks.wire.forms import FINISH_REASONS
-from holdfast.verify.streams import StreamedAnswer, delta_text
+from holdfast.verify.streams import StreamedAnswer, delta_reasoning, delta_text
 from holdfast.verify.survey import ask_holdfast
 from holdfast.verify.trial import CHAT, InconclusiveError, SkippedError, Trial
 
 _OK = 200
 _KINDS = {True: "chat.completion.chunk", False: "text_completion"}
 """By whether it is a chat."""
-_MIN_EVENTS = 4
-"""With text."""
+_MIN_EVENTS = 8
+"""With text: a client that has no time may read fewer at once three times."""
+_LONG_CHARACTERS = 48
+"""No server that writes a few tokens at a time has this much text in its first event."""
 _EARLY_SHARE = 1 / 3
 """Of the events with text: as many at least come before the last arrival."""
 _TRIES = 3
@@ -88,41 +90,54 @@ async def unasked_usage(trial: Trial) -> None:
 
 async def incremental(trial: Trial) -> None:
     """The first text is there before the last one is written."""
-    path, body = either(trial, PROMPT, max_tokens=32)
+    await judge_each(trial, _judge_pace, PROMPT, max_tokens=32)
+
+
+async def _judge_pace(trial: Trial, path: str, body: dict[str, Any]) -> None:
     for _ in range(_TRIES):  # a client that has no time reads at once what came one by one
         stream = await trial.stream(path, body)
         times = _text_times(stream)
-        if len(times) < _MIN_EVENTS:
+        if len(times) < _MIN_EVENTS and _written_characters(stream) < _LONG_CHARACTERS:
             raise SkippedError("the model's answer is too short to tell")
         early = sum(time < times[-1] for time in times)
         if early >= _EARLY_SHARE * len(times):
             break
-    trial.measure("first text", times[0], "s")
-    trial.measure("last text", times[-1], "s")
-    trial.measure("texts before the last arrival", early)
-    said = f"{len(times) - early} of {len(times)} texts arrived at once, at the end"
+    trial.measure(f"first text, {path}", times[0], "s")
+    trial.measure(f"last text, {path}", times[-1], "s")
+    trial.measure(f"texts before the last arrival, {path}", early)
+    late = len(times) - early
+    said = f"{path}: {late} of {len(times)} texts arrived at once, at the end"
     trial.require(early >= _EARLY_SHARE * len(times), said, stream)
 
 
 def _text_times(stream: StreamedAnswer) -> list[float]:
     """When each event with text had arrived: a role alone, or a usage, is not one."""
     events = zip(stream.frames.events, stream.documents, strict=False)  # without [DONE]
-    return [event.at_seconds for event, document in events if _has_text(document)]
+    return [event.at_seconds for event, document in events if _text_of(document)]
 
 
-def _has_text(document: dict[str, Any]) -> bool:
-    """Whether a choice says something, thoughts included."""
-    for choice in dig(document, "choices", kind=list):
-        delta: dict[str, Any] = dig_or(choice, "delta", default={})
-        if delta_text(choice) or delta.get("reasoning") or delta.get("reasoning_content"):
-            return True
-    return False
+def _written_characters(stream: StreamedAnswer) -> int:
+    """How long the text is, without what stands for bytes that are not a character.
+
+    A server waits for the rest of a character, and tells all of it at once if none comes.
+    """
+    text = "".join(map(_text_of, stream.documents))
+    return len(text.replace("\N{REPLACEMENT CHARACTER}", ""))
+
+
+def _text_of(document: dict[str, Any]) -> str:
+    """What the choices say in an event, thoughts included."""
+    choices = dig(document, "choices", kind=list)
+    return "".join(delta_reasoning(choice) + delta_text(choice) for choice in choices)
 
 
 async def client_leaves(trial: Trial) -> None:
     """What a client no longer waits for is not worked on, and does not hinder others."""
     tokens = min(_LONG_TOKENS, (trial.server.max_model_len or _LONG_TOKENS) // 2)
-    path, body = either(trial, PROMPT, max_tokens=tokens)
+    await judge_each(trial, _judge_leaving, PROMPT, max_tokens=tokens)
+
+
+async def _judge_leaving(trial: Trial, path: str, body: dict[str, Any]) -> None:
     before = await _running(trial)
     for _ in range(_LEAVING):
         status = await trial.leave(path, body, after_bytes=_STARTED_BYTES)
@@ -138,10 +153,11 @@ async def client_leaves(trial: Trial) -> None:
         if time.monotonic() - left_at_seconds > _FREED_SECONDS:
             if before or most > _LEAVING:
                 raise InconclusiveError("other clients also have requests in the engine")
-            trial.blame(f"requests still run {_FREED_SECONDS:.0f} s after their clients left")
+            said = f"requests still run {_FREED_SECONDS:.0f} s after their clients left"
+            trial.blame(f"{path}: {said}")
             return
         await asyncio.sleep(_POLL_SECONDS)
-    trial.measure("freed after", time.monotonic() - left_at_seconds, "s")
+    trial.measure(f"freed after, {path}", time.monotonic() - left_at_seconds, "s")
 
 
 async def _running(trial: Trial) -> int:
