@@ -53,7 +53,17 @@ Defect = Literal[
     "max_tokens in words taken",
     # of other routes
     "responses are 500",
+    "response events before their item",
+    "streamed responses that drop a token",
+    "streamed responses that end with another text",
+    "streamed responses without an end",
+    "streamed responses without usage",
     "messages from the user",
+    "streamed messages that drop a token",
+    "streamed messages whose block stays open",
+    "streamed messages without an end",
+    "streamed messages without names of events",
+    "streamed messages without usage",
     "embeddings are 500",
     # of the model
     "no sums",

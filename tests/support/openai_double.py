@@ -27,11 +27,11 @@ from double_model import (
     Vocabulary,
     fault_of,
     generate,
-    says,
     template,
     tokens_of,
 )
 from double_tools import deltas, finish_reason, parse
+from double_typed import framed, message_events, message_of, response_events, response_of
 from holdfast.configuration_record import Configuration, ModelFile
 
 Body = dict[str, Any]
@@ -39,6 +39,7 @@ Body = dict[str, Any]
 MODEL = "double"
 DERENDER = "/v1/chat/completions/derender"
 MAX_BODY_BYTES = 1024 * 1024
+_EVENT_STREAM = "text/event-stream"
 
 
 class OpenAIDouble(Starlette):
@@ -190,18 +191,24 @@ class OpenAIDouble(Starlette):
         if self.defect == "responses are 500":
             raise HTTPException(500, "out of order")
         body = await self._body(request)
-        said = {"type": "output_text", "text": says(body, body["input"])}
-        message = {"type": "message", "role": "assistant", "content": [said]}
-        usage = {"input_tokens": 3, "output_tokens": 7, "total_tokens": 10}
-        answer = {"object": "response", "status": "completed", "output": [message]}
-        return JSONResponse({**answer, "usage": usage})
+        prompt = template({"messages": [{"role": "user", "content": body["input"]}]})
+        limits = {"max_tokens": body.get("max_output_tokens")}
+        made = self._generate({**body, **limits}, prompt)
+        answer = response_of(made, len(tokens_of(prompt)))
+        events = response_events(made, answer, self.defect)
+        return _typed(events) if body.get("stream") else JSONResponse(answer)
 
     async def _messages(self, request: Request) -> Response:
         body = await self._body(request)
-        said = {"type": "text", "text": says(body, template(body))}
-        role = "user" if self.defect == "messages from the user" else "assistant"
-        answer = {"type": "message", "role": role, "content": [said], "stop_reason": "end_turn"}
-        return JSONResponse({**answer, "usage": {"input_tokens": 3, "output_tokens": 7}})
+        prompt = template(body)
+        made = self._generate(body, prompt)
+        answer = message_of(made, len(tokens_of(prompt)))
+        if body.get("stream"):
+            has_names = self.defect != "streamed messages without names of events"
+            return _typed(message_events(made, answer, self.defect), has_names=has_names)
+        if self.defect == "messages from the user":
+            answer["role"] = "user"
+        return JSONResponse(answer)
 
     async def _embeddings(self, _request: Request) -> Response:
         raise HTTPException(500 if self.defect == "embeddings are 500" else 400, "not this model")
@@ -271,7 +278,7 @@ class OpenAIDouble(Starlette):
                 self._events(
                     self._parts(head, generated, usage, body, is_chat=is_chat), is_chat=is_chat
                 ),
-                media_type="text/event-stream",
+                media_type=_EVENT_STREAM,
             )
         if self.defect == "completions that call themselves chats":
             head["object"] = "chat.completion"
@@ -455,3 +462,7 @@ class OpenAIDouble(Starlette):
         if number == 1 and self.defect == "bytes that are not UTF-8":
             return b"data: \xf0\x9f\n\n"
         return f"data: {text}\n\n".encode()
+
+
+def _typed(events: Iterator[Body], *, has_names: bool = True) -> Response:
+    return StreamingResponse(framed(events, has_names=has_names), media_type=_EVENT_STREAM)

@@ -23,6 +23,8 @@ from holdfast.verify.answers import (
 from holdfast.verify.records import Request
 
 DONE = "[DONE]"
+NO_DONE = f"the stream does not end with {DONE}"
+"""What is wrong with a stream of chats or completions, and right for others."""
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _SHOWN = 80
 """Characters or bytes of what is wrong, in a fault."""
@@ -45,6 +47,8 @@ class Event:
     at_seconds: float
     """When its last byte had arrived."""
     data: str
+    name: str = ""
+    """That of its kind, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +154,7 @@ def read_frames(chunks: Sequence[Chunk]) -> Frames:
     https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
     """
     frames = Frames()
-    data: list[str] = []
+    fields: list[tuple[str, str]] = []
     for at_seconds, line in _lines(chunks, frames):
         try:
             text = line.decode()
@@ -158,11 +162,13 @@ def read_frames(chunks: Sequence[Chunk]) -> Frames:
             frames.faults.append(f"a line is not UTF-8: {_shown(line)}")
             continue
         if text:
-            _take_line(text, data, frames)
-        elif data:
-            frames.events.append(Event(at_seconds, "\n".join(data)))
-            data = []
-    if data:
+            _take_line(text, fields, frames)
+            continue
+        if data := _values(fields, "data"):
+            name = _values(fields, "event")[-1:]
+            frames.events.append(Event(at_seconds, "\n".join(data), "".join(name)))
+        fields = []
+    if _values(fields, "data"):
         frames.faults.append("the last event does not end with an empty line")
     _check_documents(frames)
     return frames
@@ -194,19 +200,23 @@ def _shown(line: bytes) -> str:
     return shown if len(line) <= _SHOWN else f"{shown[:-1]}{ELLIPSIS}{shown[-1]}"
 
 
-def _take_line(text: str, data: list[str], frames: Frames) -> None:
+def _values(fields: Sequence[tuple[str, str]], wanted: str) -> list[str]:
+    return [value for name, value in fields if name == wanted]
+
+
+def _take_line(text: str, fields: list[tuple[str, str]], frames: Frames) -> None:
     name, colon, value = text.partition(":")
     if not name and colon:  # a comment, as proxies are kept awake with
         return
     if name not in _FIELDS:
         frames.faults.append(f"a line is not a field of an event: {excerpt(text, _SHOWN)}")
-    elif name == "data":
-        data.append(value.removeprefix(" "))
+    else:
+        fields.append((name, value.removeprefix(" ")))
 
 
 def _check_documents(frames: Frames) -> None:
     if not frames.events or frames.events[-1].data != DONE:
-        frames.faults.append(f"the stream does not end with {DONE}")
+        frames.faults.append(NO_DONE)
     for event in frames.events[:-1]:
         if event.data == DONE:
             frames.faults.append(f"{DONE} is not the last event")

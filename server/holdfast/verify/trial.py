@@ -185,14 +185,16 @@ class Trial:
     async def stream(
         self, path: str, body: Mapping[str, Any], *, deadline_seconds: float | None = None
     ) -> StreamedAnswer:
-        """The same request as a stream that ends with the usage.
+        """The same request as a stream; that of a chat or a completion ends with the usage.
 
         Raises:
             NoAnswerError: it does not end in time.
             UnexpectedStatusError: its status is not 200.
             InconclusiveError: it is 429 until the deadline.
         """
-        asked = {"stream": True, "stream_options": {"include_usage": True}, **body}
+        has_option = path in (CHAT, COMPLETIONS)
+        option = {"stream_options": {"include_usage": True}} if has_option else {}
+        asked = {"stream": True, **option, **body}
         request = Request("POST", path, asked)
         self._note(request)
         deadline_seconds = deadline_seconds or _deadline_seconds_of(body)

@@ -44,6 +44,12 @@ def test_an_event_has_the_time_of_its_end() -> None:
     assert [event.at_seconds for event in found.events] == [2.0, 2.0]
 
 
+def test_an_event_has_its_own_name() -> None:
+    """The last one of its lines, and not that of another event, also of one without data."""
+    found = frames(b"event: a\nevent: b\ndata: {}\n\nevent: c\n\ndata: [DONE]\n\n")
+    assert [event.name for event in found.events] == ["b", ""]
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [

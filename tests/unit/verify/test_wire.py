@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from double_defects import Defect
 from double_model import Generated
@@ -30,6 +30,7 @@ PROMPT_TOKENS = [check for check in OWN if check.name == "prompt_tokens"]
 REFUSALS = [check for check in OWN if check.name == "refusals"]
 INCREMENTAL = [check for check in OWN if check.name == "incremental"]
 STOP = [check for check in OWN if check.name == "stop"]
+TYPED = [check for check in OWN if check.name in ("responses", "messages")]
 
 FOUND_BY: dict[Defect, str] = {
     "a model listed twice": "models",
@@ -74,7 +75,17 @@ FOUND_BY: dict[Defect, str] = {
     "refusals without a form": "refusals",
     "max_tokens in words taken": "refusals",
     "responses are 500": "responses",
+    "response events before their item": "responses",
+    "streamed responses that drop a token": "responses",
+    "streamed responses that end with another text": "responses",
+    "streamed responses without an end": "responses",
+    "streamed responses without usage": "responses",
     "messages from the user": "messages",
+    "streamed messages that drop a token": "messages",
+    "streamed messages whose block stays open": "messages",
+    "streamed messages without an end": "messages",
+    "streamed messages without names of events": "messages",
+    "streamed messages without usage": "messages",
     "embeddings are 500": "other_routes",
 }
 
@@ -222,10 +233,10 @@ def test_a_stop_text_that_ends_thoughts_is_not_judged() -> None:
 
 
 class Drifting(OpenAIDouble):
-    """Never gives the same chat twice."""
+    """Never gives the same answer twice, except that of a completion."""
 
     def _generate(self, body: Body, prompt: str) -> Generated:
-        is_chat = "messages" in body
+        is_chat = "prompt" not in body
         return super()._generate({**body, "temperature": 1.0} if is_chat else body, prompt)
 
 
@@ -239,6 +250,30 @@ def test_an_api_that_cannot_be_judged_hides_no_fault_of_the_other(
     """Chats are asked first, and completions all the same."""
     (made,) = results(Drifting(defect), STOP).values()
     assert made.status is status, made.reason
+
+
+def test_typed_streams_of_another_answer_are_not_judged() -> None:
+    """A server that does not decide twice in the same way cannot say the same in a stream."""
+    assert set(not_passed(results(Drifting(), TYPED)).values()) == {CheckStatus.INCONCLUSIVE}
+
+
+class Newer(OpenAIDouble):
+    """Has an event of a type that nobody has published in the stream of a message."""
+
+    async def _messages(self, request: Request) -> Response:
+        answer = await super()._messages(request)
+        if not isinstance(answer, StreamingResponse):
+            return answer
+        events = [event async for event in answer.body_iterator]
+        events.insert(1, b'event: message_note\ndata: {"type": "message_note"}\n\n')
+        return StreamingResponse(iter(events), media_type=answer.media_type)
+
+
+def test_an_event_of_an_unknown_type_is_warned_of() -> None:
+    """Clients pass over it."""
+    made = results(Newer(), TYPED)
+    assert not_passed(made) == {"wire.messages": CheckStatus.WARNED}
+    assert made["wire.messages"].reason == "it has events of unknown types: message_note"
 
 
 class Limiting(OpenAIDouble):

@@ -62,3 +62,13 @@ async def judge_each(
     if len(skipped) == len(asked):
         raise skipped[0] if skipped else SkippedError(_NEITHER)
     trial.measure("APIs judged", len(asked) - len(skipped))
+
+
+def require_listed(trial: Trial, path: str) -> None:
+    """Go on only if the server has the route.
+
+    Raises:
+        SkippedError: it has not.
+    """
+    if path not in trial.server.routes:
+        raise SkippedError(f"the server lists no {path}")

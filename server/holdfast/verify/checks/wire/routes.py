@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.verify.answers import dig
 from holdfast.verify.check import FROM_STANDARD, Check
-from holdfast.verify.target import Answer
 from holdfast.verify.trial import SkippedError, Trial
 
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 _OTHERS: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "Hello"},
     "/v1/score": {"text_1": "Hello", "text_2": "Hi"},
@@ -18,51 +15,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "/classify": {"input": "Hello"},
     "/detokenize": {"tokens": [20, 21]},
 }
-_OK, _NOT_IMPLEMENTED = 200, 501
-_MAX_TOKENS = 16
-
-
-async def responses(trial: Trial) -> None:
-    """The Responses API, as far as one question goes."""
-    body = {"model": trial.server.model, "input": "Hello!", "max_output_tokens": _MAX_TOKENS}
-    answer = await _asked(trial, RESPONSES, body)
-    with trial.demanding_form(answer):
-        kind = dig(answer.document, "object", kind=str)
-        trial.require(kind == "response", f"it is a {kind!r}", answer)
-        status = dig(answer.document, "status", kind=str)
-        trial.require(status in ("completed", "incomplete"), f"its status is {status!r}", answer)
-        trial.require(dig(answer.document, "output", kind=list), "it has no output", answer)
-        written = dig(answer.document, "usage", "output_tokens", kind=int)
-        is_within = 0 <= written <= _MAX_TOKENS
-        trial.require(is_within, f"{written} tokens with a maximum of {_MAX_TOKENS}", answer)
-
-
-async def messages(trial: Trial) -> None:
-    """The Messages API, as far as one question goes."""
-    asked = [{"role": "user", "content": "Hello!"}]
-    body = {"model": trial.server.model, "messages": asked, "max_tokens": _MAX_TOKENS}
-    answer = await _asked(trial, MESSAGES, body)
-    with trial.demanding_form(answer):
-        kind = dig(answer.document, "type", kind=str)
-        trial.require(kind == "message", f"it is a {kind!r}", answer)
-        role = dig(answer.document, "role", kind=str)
-        trial.require(role == "assistant", f"its role is {role!r}", answer)
-        dig(answer.document, "content", kind=list)
-        dig(answer.document, "stop_reason", kind=str)
-        written = dig(answer.document, "usage", "output_tokens", kind=int)
-        is_within = 0 <= written <= _MAX_TOKENS
-        trial.require(is_within, f"{written} tokens with a maximum of {_MAX_TOKENS}", answer)
-
-
-async def _asked(trial: Trial, path: str, body: dict[str, Any]) -> Answer:
-    """The answer, if the server has the route.
-
-    Raises:
-        SkippedError: it has not.
-    """
-    if path not in trial.server.routes:
-        raise SkippedError(f"the server lists no {path}")
-    return await trial.post(path, body)
+_NOT_IMPLEMENTED = 501
 
 
 async def other_routes(trial: Trial) -> None:
@@ -78,22 +31,6 @@ async def other_routes(trial: Trial) -> None:
 
 
 CHECKS = (
-    Check(
-        "responses",
-        "wire",
-        responses,
-        "The Responses API answers a question in its form.",
-        profiles=FROM_STANDARD,
-        needs=("chat",),
-    ),
-    Check(
-        "messages",
-        "wire",
-        messages,
-        "The Messages API answers a question in its form.",
-        profiles=FROM_STANDARD,
-        needs=("chat",),
-    ),
     Check(
         "other_routes",
         "wire",
