@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import get_args
 
+import numpy as np
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,8 +20,9 @@ from holdfast.verify.checks.self_agreement.sequences import Sequences
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus, Profile
 from openai_double import Body, OpenAIDouble
-from scoring_double import ScoringDouble
+from scoring_double import Context, ScoringDouble
 from scoring_faults import PathFault, Peculiarity, SharedFault
+from toy_scorer import LONG_TOKENS, Array, as_log_probs
 from verified import not_passed, results
 
 FOUND_BY: dict[PathFault, str] = {
@@ -98,6 +100,50 @@ def test_a_server_that_is_too_noisy_is_not_judged() -> None:
     }
     assert failed(made) == set()
     assert "too noisy" in made["self.decode"].reason
+
+
+class Rounding(ScoringDouble):
+    """Rounds logits to a step, and decodes with wrong positions behind 400 tokens."""
+
+    def __init__(self, step: float) -> None:
+        super().__init__("decodes with positions off by one")
+        self._step = np.float32(step)
+
+    def _noisy(self, rows: Array) -> Array:
+        return as_log_probs(np.round(rows / self._step) * self._step)
+
+
+def test_logits_that_are_rounded_to_whole_nats_are_not_judged() -> None:
+    """The limits would be ten nats, which no fault exceeds."""
+    only = [check for check in self_agreement.CHECKS if check.name in ("prefill", "decode")]
+    made = results(Rounding(1.0), only)
+    assert not_passed(made) == dict.fromkeys(made, CheckStatus.INCONCLUSIVE)
+    assert "too noisy: the rounding of logits" in made["self.decode"].reason
+
+
+def test_logits_of_bfloat16_above_32_are_warned_of() -> None:
+    """Such a server may be well, and the warning says how little its checks find."""
+    only = [check for check in self_agreement.CHECKS if check.name == "prefill"]
+    (made,) = results(Rounding(0.25), only).values()
+    assert made.status is CheckStatus.WARNED
+    assert "less than 2.5 nat" in made.reason
+
+
+class Forgetful(ScoringDouble):
+    """Loses the last block of a prefix from the cache, where that is a long one."""
+
+    def _scheduled(self, ids: Sequence[int], cached_tokens: int) -> Context:
+        context = super()._scheduled(ids, cached_tokens)
+        return replace(context, lost_end=cached_tokens) if cached_tokens > 2048 else context
+
+
+def test_a_prefix_cache_that_is_wrong_only_behind_long_contexts_is_not_noise() -> None:
+    """What grew in it would widen the limits of long contexts, and be recorded as their noise."""
+    only = [check for check in self_agreement.CHECKS if check.name in ("chunked", "decode")]
+    only += recording.CHECKS
+    made = results(Forgetful(max_tokens=LONG_TOKENS), only, options=Options(records=True))
+    assert not_passed(made) == dict.fromkeys(made, CheckStatus.INCONCLUSIVE)
+    assert {one.reason.partition(":")[0] for one in made.values()} == {"too noisy"}
 
 
 def test_without_a_prefix_cache_its_checks_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from holdfast.verify.agreement import Floor, Scores, Top, compare, floor_of, noisier
 from holdfast.verify.check import Check
 from holdfast.verify.checks.self_agreement.judging import (
+    MAX_NOISE,
     judge,
     judge_answer,
     malformed_blamed,
@@ -44,6 +45,10 @@ _EVERY_CHUNKED = (
 )
 GROWING_SECONDS = 28_800.0
 """For a slow server to answer the 16,000 requests by which prompts grow to that length."""
+_MAX_GROWTH = 10
+"""How many times that of short contexts the noise of long ones may be. On an H200 it is 1.5."""
+_EXACT = 0.001
+"""Noise in nats that is never too much. Short contexts may have none, as on a CPU."""
 _HITS = re.compile(r"^vllm:prefix_cache_hits(?:_total)?(?:\{[^}\n]*\})? (\S+)", re.MULTILINE)
 """Within a line, as that of `vitals`."""
 _OK = 200
@@ -101,8 +106,15 @@ async def long_floor(trial: Trial) -> Floor:
 
     Raises:
         SkippedError: there is no prefix cache.
+        InconclusiveError: there is more than noise in it, as of a prefix cache that is wrong there.
     """
-    return noisier((await noise(trial)).reordered, await trial.once(_ladders_floor))
+    short, long = (await noise(trial)).reordered, await trial.once(_ladders_floor)
+    if long.p999 > min(max(_MAX_GROWTH * short.p999, _EXACT), MAX_NOISE):
+        raise InconclusiveError(
+            f"too noisy: long prompts that grow in the prefix cache differ by {long.p999:.2g} nat, "
+            f"and short prompts by {short.p999:.2g}"
+        )
+    return noisier(short, long)
 
 
 async def _ladders_floor(trial: Trial) -> Floor:

@@ -51,8 +51,10 @@ _TWINS = (2, 3, 5)
 """Rows of those of a decode."""
 _LOOKS = (0, 7, 8, 15, 23)
 """Which tokens of an answer behind a long prompt are looked at."""
-_MAX_NOISE = 0.5
+MAX_NOISE = 0.5
 """A server that differs more from itself, in nats, hides every fault there is."""
+_MAX_ROUNDING = 1.0
+"""Of the rounding alone: the logits of sound servers in bfloat16 may exceed 32, which is 0.82."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,13 @@ async def noise(trial: Trial) -> Floors:
         InconclusiveError: there is too much, or it cannot be measured.
     """
     found = await trial.once(_measured_noise)
-    if found.measured.p999 > _MAX_NOISE:
+    if found.measured.p999 > MAX_NOISE:
         raise InconclusiveError(
             f"too noisy: the server differs from itself by {found.measured.p999:.2g} nat"
+        )
+    if found.rounding.p999 > _MAX_ROUNDING:
+        raise InconclusiveError(
+            f"too noisy: the rounding of logits moves log-probs by {found.rounding.p999:.2g} nat"
         )
     return found
 

@@ -10,6 +10,7 @@ from holdfast.verify.baseline import WIDTH
 from holdfast.verify.check import Check
 from holdfast.verify.checks.self_agreement.judging import (
     BASE_TOKENS,
+    MAX_NOISE,
     base_prompt,
     judge,
     malformed_blamed,
@@ -43,6 +44,12 @@ async def prefill(trial: Trial) -> None:
         trial.measure(f"{name}: 99.9 % of the differences", floor.p999, "nat")
         trial.measure(f"{name}: differences", floor.samples)
     trial.measure("step to which logits are rounded", own.rounding.median, "nat")
+    if own.rounding.p999 > MAX_NOISE:
+        hidden = own.reordered.as_reordered.greatest
+        trial.warn(
+            f"logits are rounded so coarsely that differences of less than {hidden:.2g} nat "
+            "do not show"
+        )
 
 
 def _require_order(trial: Trial, ids: list[int], scores: Scores) -> None:
