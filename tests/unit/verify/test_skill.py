@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from double_limits import LimitedDouble, SlowDouble
 from holdfast.verify import packages
 from holdfast.verify.baseline import OWN_TASKS, Baseline, Score
 from holdfast.verify.checks import skill
-from holdfast.verify.checks.skill import arithmetic, programs, sandbox
+from holdfast.verify.checks.skill import arithmetic, own_tasks, programs, sandbox
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus
 from holdfast.verify.tasks import Task, score_key
@@ -173,6 +176,43 @@ def test_the_users_tasks_are_not_in_the_result() -> None:
     assert result.requests == ()
     assert not any(task.prompt in repr(result) for task in TASKS)
     assert "Seine" not in repr(result)
+
+
+class Refusing(OpenAIDouble):
+    """Takes no chat that may be longer than those of the survey."""
+
+    async def _chat(self, request: Request) -> Response:
+        if (await request.json())["max_tokens"] > 1:
+            raise HTTPException(404, "there is no such model")
+        return await super()._chat(request)
+
+
+@pytest.mark.parametrize(
+    ("app", "status", "reason"),
+    [
+        (OpenAIDouble("every chat is 500"), CheckStatus.FAILED, "got 500 (and 1 more)"),
+        (Refusing(), CheckStatus.INCONCLUSIVE, "no task was answered"),
+    ],
+)
+def test_tasks_that_are_not_answered_do_not_pass(
+    app: OpenAIDouble, status: CheckStatus, reason: str
+) -> None:
+    """An error is the server's, as in any other check, and what is refused shows nothing."""
+    (check,) = (one for one in skill.CHECKS if one.name == "own_tasks")
+    (result,) = results(app, [check], options=Options(tasks=TASKS)).values()
+    assert result.status is status
+    assert reason in result.reason
+    assert not any(task.prompt in repr(result) for task in TASKS)
+
+
+def test_a_task_that_loses_its_answer_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not one that the model cannot solve."""
+    monkeypatch.setattr(own_tasks, "PATIENT_SECONDS", 0.3)
+    (check,) = (one for one in skill.CHECKS if one.name == "own_tasks")
+    app = OpenAIDouble("chats that never come")
+    (result,) = results(app, [check], options=Options(tasks=TASKS)).values()
+    assert result.status is CheckStatus.FAILED
+    assert "got no answer" in result.reason
 
 
 def test_a_task_list_is_not_needed() -> None:

@@ -11,12 +11,13 @@ from holdfast.verify.check import Check
 from holdfast.verify.records import Request
 from holdfast.verify.target import PATIENT_SECONDS, NoAnswerError
 from holdfast.verify.tasks import Task
-from holdfast.verify.trial import CHAT, SkippedError, Trial
+from holdfast.verify.trial import CHAT, InconclusiveError, SkippedError, Trial
 from holdfast.verify.waiting import together
 
 _AT_ONCE = 8
 _ANSWER_TOKENS = 512
 _OK = 200
+_REFUSED = range(400, 500)
 
 
 async def own_tasks(trial: Trial) -> None:
@@ -26,27 +27,36 @@ async def own_tasks(trial: Trial) -> None:
         raise SkippedError("--tasks was not given", "give your own tasks with --tasks FILE")
     room = asyncio.Semaphore(_AT_ONCE)
 
-    async def solved(task: Task) -> bool:
+    async def solved(task: Task) -> bool | None:
         async with room:
             return await _solves(trial, task)
 
     outcomes = await together(*map(solved, tasks))
-    trial.score(OWN_TASKS, sum(outcomes), len(outcomes))
+    if all(one is None for one in outcomes):
+        first, *_ = (*trial.faults, *trial.warnings)
+        raise InconclusiveError(f"no task was answered: {first.what}")
+    trial.score(OWN_TASKS, sum(map(bool, outcomes)), len(outcomes))
 
 
-async def _solves(trial: Trial, task: Task) -> bool:
-    """Ask without a record of the request, which would put the user's text into the report."""
+async def _solves(trial: Trial, task: Task) -> bool | None:
+    """Return whether the answer has the expected text in it; None if there is no answer.
+
+    It asks without a record of the request, which would put the user's text into the report.
+    """
     body = trial.chat_body(task.prompt, max_tokens=_ANSWER_TOKENS)
     ask = partial(trial.target.ask, Request("POST", CHAT, body))
     try:
         answer = await trial.admitted(ask, PATIENT_SECONDS)
-        if answer.status != _OK:
-            trial.warn(f"the task in line {task.line} got {answer.status}")
-            return False
-        return has_words(answer.content(), task.expected)
-    except (NoAnswerError, MalformedError):
-        trial.warn(f"the task in line {task.line} got no answer")
-        return False
+        if answer.status == _OK:
+            return has_words(answer.content(), task.expected)
+        # A task may be longer than the context, which is not the server's fault.
+        note = trial.warn if answer.status in _REFUSED else trial.blame
+        note(f"the task in line {task.line} got {answer.status}")
+    except NoAnswerError:
+        trial.blame(f"the task in line {task.line} got no answer")
+    except MalformedError:
+        trial.warn(f"the task in line {task.line} got an answer that cannot be read")
+    return None
 
 
 CHECKS = (
