@@ -70,6 +70,8 @@ class Row:
     """Whether it compares a stream with the answer at once."""
     is_forced: bool = False
     """Whether the scenario demands a function by its name."""
+    is_continued: bool = False
+    """Whether the scenario begins after a call, and without what the model thought before it."""
 
 
 _WISH, _ROWS = TypeAdapter(Wish), TypeAdapter(tuple[Row, ...])
@@ -202,6 +204,9 @@ def _canitoolcall(wish: Wish) -> list[Row]:
         if not wish.scenarios or one.id in wish.scenarios
     ]
     forced = {one.id for one in scenarios if not isinstance(one.tool_choice, str)}
+    continued = {
+        one.id for one in scenarios if any(said["role"] == "assistant" for said in one.messages)
+    }
     done = probe.probe(
         f"{wish.url}/v1",
         wish.model,
@@ -218,6 +223,7 @@ def _canitoolcall(wish: Wish) -> list[Row]:
             is_streamed=row.stream,
             is_twin=row.check == probe.EQUIVALENCE_CHECK,
             is_forced=row.scenario_id in forced,
+            is_continued=row.scenario_id in continued,
         )
         for row in done.outcomes
     ]

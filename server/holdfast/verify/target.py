@@ -34,8 +34,14 @@ is on its way then gets no answer. On a busy machine a client may notice only af
 _ADMIN = "/admin/"
 _PLAIN = "identity"
 """The only encoding whose bytes can be counted before they fill the memory."""
+_THOUGHTS = ("reasoning", "reasoning_content")
+_DETAILS = "completion_tokens_details"
 _MAX_BYTES = 64 * 1024 * 1024
 """Of one answer."""
+
+
+THOUGHT_BEGINS, THOUGHT_ENDS = "<think>", "</think>"
+"""Around thoughts that a server leaves in the text."""
 
 
 class NoAnswerError(Exception):
@@ -82,19 +88,29 @@ class Answer:
         message = dig(choice, "message", kind=dict)
         return "" if message.get("content") is None else dig(message, "content", kind=str)
 
+    def thoughts(self, index: int = 0) -> dict[str, str]:
+        """The fields that tell what a chat thought before it answered, also where that is empty."""
+        message: dict[str, Any] = dig_or(self.document, "choices", index, "message", default={})
+        return {name: message[name] for name in _THOUGHTS if isinstance(message.get(name), str)}
+
     def reasoning(self, index: int = 0) -> str:
         """What a chat thought before it answered, under either name; empty if it did not."""
-        message: dict[str, Any] = dig_or(self.document, "choices", index, "message", default={})
-        told = dig_or(message, "reasoning", default="")
-        return told or dig_or(message, "reasoning_content", default="")
+        return next(filter(None, self.thoughts(index).values()), "")
 
     def finish_reason(self, index: int = 0) -> str:
         """Why the choice ended."""
         return dig(self.document, "choices", index, "finish_reason", kind=str)
 
     def is_cut_in_thought(self) -> bool:
-        """Whether `max_tokens` ended a chat that had thought: it might have answered."""
-        return bool(self.reasoning()) and self.finish_reason() == "length"
+        """Whether `max_tokens` ended a chat in its thoughts: it might have answered.
+
+        A server may also hide thoughts and only count them, or leave them in the text.
+        """
+        said = self.content().strip()
+        is_open = said.startswith(THOUGHT_BEGINS) and THOUGHT_ENDS not in said
+        counted = dig_or(self.document, "usage", _DETAILS, "reasoning_tokens", default=0)
+        has_thought = bool(self.reasoning()) or counted > 0
+        return (is_open or (has_thought and not said)) and self.finish_reason() == "length"
 
     def usage(self) -> dict[str, Any]:
         """The token counts."""

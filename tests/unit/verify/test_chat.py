@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+from starlette.responses import JSONResponse, Response
 
 from double_defects import Defect
 from double_limits import SlowDouble
@@ -152,6 +154,38 @@ def test_a_model_that_is_cut_while_it_thinks_is_not_judged(
     """It might have answered; one that ends without an answer gives none."""
     made = results(Thinking(finish_reason), SMOKE)
     assert {one.status for one in made.values()} == {status}
+
+
+class Hiding(Thinking):
+    """Counts its thoughts, and does not tell them."""
+
+    def _thought(self, _made: Generated, _body: Body) -> Body:
+        return {"content": ""}
+
+    def _answer(self, body: Body, prompt: str | list[int], *, is_chat: bool) -> Response:
+        answer = super()._answer(body, prompt, is_chat=is_chat)
+        told = json.loads(bytes(answer.body))
+        told["usage"]["completion_tokens_details"] = {"reasoning_tokens": 64}
+        return JSONResponse(told)
+
+
+class Unparsed(Thinking):
+    """Leaves its thoughts in the text."""
+
+    def _thought(self, made: Generated, _body: Body) -> Body:
+        return {"content": f"<think>\nWell: {made.text[::-1]}"}
+
+
+@pytest.mark.parametrize("kind", [Hiding, Unparsed])
+def test_thoughts_that_a_server_hides_or_leaves_in_the_text_are_not_an_answer(
+    kind: type[Thinking],
+) -> None:
+    """What `max_tokens` has cut is not judged."""
+    made = results(kind("length"), [*SMOKE, *MATRIX])
+    smoke = {f"chat.{check.name}": CheckStatus.INCONCLUSIVE for check in SMOKE}
+    assert not_passed(made) == smoke
+    ended = results(kind("stop"), SMOKE)
+    assert set(not_passed(ended).values()) == {CheckStatus.FAILED}
 
 
 @pytest.mark.parametrize("check", [*SMOKE, *MATRIX], ids=lambda check: check.name)

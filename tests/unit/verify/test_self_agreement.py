@@ -213,6 +213,36 @@ def test_a_model_that_thinks_has_room_and_is_not_judged_without_it(
     assert made.status is status, made.reason
 
 
+class Unparsed(Thinking):
+    """Leaves its thoughts in the text, behind a tag or behind one that the template has."""
+
+    def __init__(self, short_tokens: int, long_tokens: int, tag: str) -> None:
+        super().__init__(short_tokens, long_tokens)
+        self._tag = tag
+
+    async def _chat(self, request: Request) -> Response:
+        told = json.loads(bytes((await super()._chat(request)).body))
+        message = told["choices"][0]["message"]
+        thought, answer = message.pop("reasoning"), message["content"]
+        end = "" if answer is None else f"</think>{answer}"
+        message["content"] = f"{self._tag}{thought}{end}"
+        return JSONResponse(told)
+
+
+@pytest.mark.parametrize("tag", ["<think>", ""])
+@pytest.mark.parametrize(
+    ("short_tokens", "long_tokens", "status"),
+    [(300, 300, CheckStatus.PASSED), (300, 600, CheckStatus.INCONCLUSIVE)],
+)
+def test_thoughts_that_are_left_in_the_text_have_room(
+    tag: str, short_tokens: int, long_tokens: int, status: CheckStatus
+) -> None:
+    """The number stands behind them, and those about long texts may be cut."""
+    only = [check for check in self_agreement.CHECKS if check.name == "needles"]
+    (made,) = results(Unparsed(short_tokens, long_tokens, tag), only).values()
+    assert made.status is status, made.reason
+
+
 def test_single_thoughts_that_are_cut_are_warned_of() -> None:
     """The other texts are judged."""
 

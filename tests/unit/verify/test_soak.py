@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -19,7 +20,7 @@ from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus, at_most
 from holdfast.verify.report import as_json
 from holdfast.verify.soak_plan import SoakPlan
-from openai_double import OpenAIDouble
+from openai_double import Body, OpenAIDouble
 from sample_reports import report
 from scoring_faults import Peculiarity
 from soaked_double import HOUR_SECONDS, Ageing, SoakedDouble
@@ -150,6 +151,23 @@ def test_a_soak_ends_with_the_server() -> None:
     assert "was given up" in warning.what
     assert values(made["soak.load"])["minutes"] < 360
     assert made["soak.memory"].status is CheckStatus.PASSED
+
+
+class Unforced(SoakedDouble):
+    """Cannot be forced to call a function."""
+
+    async def _body(self, request: Request) -> Body:
+        body = await super()._body(request)
+        if body.get("tool_choice", "auto") != "auto":
+            raise HTTPException(400, "Thinking mode does not support this tool_choice")
+        return body
+
+
+def test_a_server_that_cannot_force_a_call_is_loaded_without() -> None:
+    """Its words are a warning, and not an error in each chat with functions."""
+    made = soaked(Unforced())
+    assert not_passed(made) == {**UNTOLD, "soak.load": CheckStatus.WARNED}
+    assert "Thinking mode" in made["soak.load"].reason
 
 
 class Restarted(SoakedDouble):

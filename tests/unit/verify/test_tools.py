@@ -7,6 +7,7 @@ import json
 
 import jsonschema
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -72,6 +73,66 @@ def test_a_defect_is_found_by_its_check(defect: Defect) -> None:
     made = not_passed(made_by(OpenAIDouble(defect)))
     failed = {name for name, status in made.items() if status is CheckStatus.FAILED}
     assert failed == {f"tools.{FOUND_BY[defect]}"}
+
+
+class Unforced(OpenAIDouble):
+    """Cannot be forced to call a function, as thinking models of some servers."""
+
+    async def _body(self, request: Request) -> Body:
+        body = await super()._body(request)
+        if body.get("tool_choice", "auto") != "auto":
+            raise HTTPException(400, "Thinking mode does not support this tool_choice")
+        return body
+
+
+def test_a_server_that_cannot_force_a_call_is_not_blamed() -> None:
+    """Its words are a warning, and calls that the model makes of its own are judged."""
+    made = made_by(Unforced())
+    warned = dict.fromkeys(("tools.form", "tools.stream_twin", "tools.markup"), CheckStatus.WARNED)
+    assert not_passed(made) == {**warned, "tools.schemas": CheckStatus.SKIPPED}
+    said = [one.what for one in made["tools.form"].warnings]
+    assert len(said) == 2
+    assert all("Thinking mode does not support this tool_choice" in one for one in said)
+    assert {one.name: one.value for one in made["tools.form"].numbers} == {"calls": 3}
+
+
+def test_a_server_that_fails_at_a_forced_call_is_blamed() -> None:
+    """Only a 4xx says that it cannot do it."""
+
+    class Failing(Unforced):
+        async def _refused(self, request: Request, error: Exception) -> Response:
+            answer = await super()._refused(request, error)
+            answer.status_code = 500
+            return answer
+
+    form = [check for check in OWN if check.name == "form"]
+    assert not_passed(results(Failing(), form)) == {"tools.form": CheckStatus.FAILED}
+
+
+class Remembering(Unforced):
+    """Thinks before each answer, and takes no turn back without its thoughts."""
+
+    def __init__(self, name: str, thought: str = "Let me see.") -> None:
+        super().__init__()
+        self._name, self._told = name, thought
+
+    def _thought(self, _made: Generated, _body: Body) -> Body:
+        return {self._name: self._told}
+
+    async def _body(self, request: Request) -> Body:
+        body = await super()._body(request)
+        own = [one for one in body.get("messages", ()) if one["role"] == "assistant"]
+        if any(one.get(self._name) != self._told for one in own):
+            raise HTTPException(400, f"the {self._name} must be passed back")
+        return body
+
+
+@pytest.mark.parametrize("app", [Remembering("reasoning"), Remembering("reasoning_content", "")])
+def test_thoughts_go_back_with_their_turn(app: OpenAIDouble) -> None:
+    """Under the name under which they came, also empty ones."""
+    scenes = [check for check in OWN if check.name == "scenes"]
+    made = results(app, scenes, options=Options(BASELINE))
+    assert not_passed(made) == {}
 
 
 def test_scores_without_a_baseline_are_only_told() -> None:
@@ -314,6 +375,15 @@ def test_the_probe_of_canitoolcall_is_made(defect: Defect, status: CheckStatus) 
     """It fails a server for what is the server's, and warns of what may be the model's."""
     (made,) = results(OpenAIDouble(defect), PROBE).values()
     assert made.status is status, made.reason
+
+
+@pytest.mark.usefixtures("_canitoolcall")
+def test_what_a_server_of_thinking_models_refuses_is_a_warning_of_the_probe() -> None:
+    """The probe forces a call, and sends one back without thoughts."""
+    (made,) = results(Remembering("reasoning_content", ""), PROBE).values()
+    assert made.status is CheckStatus.WARNED
+    refused = {one.what.split(",")[0] for one in made.warnings if "HTTP 400" in one.what}
+    assert refused == {"forced-tool-choice", "tool-result-followup"}
 
 
 class Roomy(OpenAIDouble):

@@ -19,9 +19,9 @@ def says(question: str, *words: str) -> Callable[[Trial], Awaitable[None]]:
     async def check(trial: Trial) -> None:
         answer = await trial.chat(question, max_tokens=_ANSWER_TOKENS)
         said = answer.content()
-        if not said.strip() and answer.is_cut_in_thought():
-            raise InconclusiveError(f"it still thinks after {_ANSWER_TOKENS} tokens")
         is_right = any(has_words(said, word) for word in words)
+        if not is_right and answer.is_cut_in_thought():
+            raise InconclusiveError(f"it still thinks after {_ANSWER_TOKENS} tokens")
         found, wanted = excerpt(said, _SHOWN_CHARACTERS), " or ".join(words)
         trial.require(is_right, f"it says {found!r} and not {wanted}", answer)
 

@@ -11,7 +11,7 @@ from holdfast.verify.answers import dig
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.self_agreement.sequences import longest_tokens
 from holdfast.verify.records import equal_to
-from holdfast.verify.target import PATIENT_SECONDS, Answer
+from holdfast.verify.target import PATIENT_SECONDS, THOUGHT_ENDS, Answer
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 
 _DEPTHS = 15
@@ -45,7 +45,7 @@ async def needles(trial: Trial) -> None:
             depth = step / (_DEPTHS - 1)
             answer = await _asked(trial, lines, depth, tokens)
             where = f"at {depth:.0%} of {lines} lines"
-            if _is_unsaid(answer):
+            if _is_unsaid(answer, short):
                 trial.warn(f"{where} the model still thinks after {tokens} tokens", answer)
                 continue
             judged += 1
@@ -71,15 +71,17 @@ async def _first(trial: Trial) -> tuple[int, Answer]:
         SkippedError: the model does not find the number even there.
         InconclusiveError: it does not end its thoughts.
     """
-    longest = longest_tokens(trial)
-    for tokens in (_ANSWER_TOKENS, min(_THINKING_TOKENS, longest // 2)):
+    tokens = _ANSWER_TOKENS
+    short = await _asked(trial, _SHORT_LINES, 0.5, tokens)
+    if short.finish_reason() == "length":
+        # These may be thoughts. If they have the number by now, those of long texts may not.
+        tokens = min(_THINKING_TOKENS, longest_tokens(trial) // 2)
         short = await _asked(trial, _SHORT_LINES, 0.5, tokens)
-        if short.is_cut_in_thought():
-            continue  # one that has the number in its thoughts by now thinks longer of long texts
-        if not _is_found(short):
-            raise SkippedError("the model does not find a number in a short text")
-        return tokens, short
-    raise InconclusiveError(f"the model still thinks after {tokens} tokens")
+    if short.is_cut_in_thought():
+        raise InconclusiveError(f"the model still thinks after {tokens} tokens")
+    if not _is_found(short):
+        raise SkippedError("the model does not find a number in a short text")
+    return tokens, short
 
 
 async def _lines_of(trial: Trial, length: int, short: Answer) -> int:
@@ -119,8 +121,11 @@ def _is_found(answer: Answer) -> bool:
     return _NUMBER in answer.content() + answer.reasoning()
 
 
-def _is_unsaid(answer: Answer) -> bool:
-    return answer.is_cut_in_thought() and not answer.content().strip() and not _is_found(answer)
+def _is_unsaid(answer: Answer, short: Answer) -> bool:
+    """Whether the answer is cut in its thoughts, which the one about a short text may show."""
+    is_open = THOUGHT_ENDS in short.content() and THOUGHT_ENDS not in answer.content()
+    is_cut = answer.is_cut_in_thought() or (is_open and answer.finish_reason() == "length")
+    return is_cut and not _is_found(answer)
 
 
 CHECKS = (

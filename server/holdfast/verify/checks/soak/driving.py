@@ -55,6 +55,7 @@ class Soak:
         Raises:
             LostError: it answers no more.
             InconclusiveError: it does not say how long a prompt is.
+            UnexpectedStatusError: it fails before the soak begins.
             SkippedError: it answers neither chats nor completions.
         """
         room = await room_of(self._trial)

@@ -17,7 +17,7 @@ from holdfast.verify.answers import MalformedError, dig
 from holdfast.verify.check import Ability
 from holdfast.verify.checks.self_agreement.sequences import longest_tokens
 from holdfast.verify.checks.soak.talk import REQUEST_SECONDS, Talk, read
-from holdfast.verify.checks.tools.asking import ALARM, WEATHER
+from holdfast.verify.checks.tools.asking import ALARM, REQUIRED, WEATHER, refused_choices
 from holdfast.verify.checks.wire.asking import either
 from holdfast.verify.records import Request
 from holdfast.verify.trial import CHAT, InconclusiveError, Trial, UnexpectedStatusError
@@ -48,11 +48,13 @@ _NEEDS: Mapping[str, Ability] = {CONVERSATION: "chat", TOOLS: "tools"}
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How long prompts may be."""
+    """What requests may ask for."""
 
     longest_tokens: int
     """The most tokens of a prompt with its answer."""
     tokens_a_line: float
+    choices: tuple[str, ...]
+    """Each `tool_choice` that the server takes."""
 
     @property
     def long_lines(self) -> int:
@@ -62,17 +64,28 @@ class Room:
 
 
 async def room_of(trial: Trial) -> Room:
-    """What is known after one prompt.
+    """What is known after the first requests.
 
     Raises:
         InconclusiveError: the server does not say how long a prompt was.
+        UnexpectedStatusError: a forced call of a function gets a 5xx.
     """
     path, body = either(trial, _lines(random.Random(0), _SAMPLE_LINES), max_tokens=1)  # noqa: S311 - the same in every run
     try:
         tokens = dig((await trial.post(path, body)).usage(), "prompt_tokens", kind=int)
     except (MalformedError, UnexpectedStatusError) as error:
         raise InconclusiveError(f"the first request of the soak failed: {error}") from None
-    return Room(longest_tokens(trial), max(tokens, 1) / _SAMPLE_LINES)
+    choices = await _choices(trial) if "tools" in trial.server.abilities else ()
+    return Room(longest_tokens(trial), max(tokens, 1) / _SAMPLE_LINES, choices)
+
+
+async def _choices(trial: Trial) -> tuple[str, ...]:
+    """Return each `tool_choice` that the server takes, and warn of one that it refuses."""
+    said = (await trial.once(refused_choices)).get(REQUIRED)
+    if said is None:
+        return ("auto", REQUIRED)
+    trial.warn(said)
+    return ("auto",)
 
 
 class Client:
@@ -135,7 +148,7 @@ class Client:
 
     async def _tools(self) -> None:
         city = self._drawn.choice(_CITIES)
-        choice = self._drawn.choice(("auto", "required"))
+        choice = self._drawn.choice(self._room.choices)
         said = f"What is the weather in {city}? Use the tool."
         options = {"tools": [WEATHER, ALARM], "tool_choice": choice, "max_tokens": _CALL_TOKENS}
         body = self._trial.chat_body(said, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.verify.trial import Trial
+from holdfast.verify.trial import CHAT, Trial, UnexpectedStatusError
 
 Body = dict[str, Any]
 
@@ -66,6 +66,10 @@ ALARM = function(
     },
 )
 NAMES = ("get_weather", "set_alarm")
+REQUIRED = "required"
+"""The `tool_choice` that demands a call of any function."""
+_CHOICE = "tool_choice"
+_REFUSED = range(400, 500)
 
 
 def bodies(trial: Trial) -> tuple[Body, ...]:
@@ -75,11 +79,37 @@ def bodies(trial: Trial) -> tuple[Body, ...]:
     required_city = "I need the weather in Oslo."
     return (
         trial.chat_body(named_city, **options, tool_choice=named("get_weather")),
-        trial.chat_body(required_city, **options, tool_choice="required"),
+        trial.chat_body(required_city, **options, tool_choice=REQUIRED),
         trial.chat_body("What is the weather in Paris now? Use the tool.", **options),
         several(trial),
         trial.chat_body("Hello! Use no tool.", **options),
     )
+
+
+async def taken(trial: Trial) -> list[Body]:
+    """Return the chats of `bodies`, and warn of those whose forced choice the server refuses."""
+    refused = await trial.once(refused_choices)
+    for said in refused.values():
+        trial.warn(said)
+    return [body for body in bodies(trial) if str(body.get(_CHOICE)) not in refused]
+
+
+async def refused_choices(trial: Trial) -> dict[str, str]:
+    """Return what the server says to each forced `tool_choice` that it refuses with a 4xx.
+
+    Servers of models that think may refuse every one: they say what they cannot do, which is fair.
+    """
+    refused = dict[str, str]()
+    for body in bodies(trial):
+        if _CHOICE not in body:
+            continue
+        try:
+            await trial.post(CHAT, body)
+        except UnexpectedStatusError as error:
+            if error.status not in _REFUSED:
+                raise
+            refused[str(body[_CHOICE])] = str(error)
+    return refused
 
 
 def several(trial: Trial) -> Body:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import Check
-from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, MARKUP, bodies
+from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, MARKUP, taken
 from holdfast.verify.checks.tools.calls import (
     as_read,
     is_cut,
@@ -24,7 +24,7 @@ from holdfast.verify.trial import CHAT, SkippedError, Trial
 async def form(trial: Trial) -> None:
     """Each call has an id of its own and a name; the parts of a stream follow their indices."""
     seen = 0
-    for body in bodies(trial):
+    for body in await taken(trial):
         whole = await trial.post(CHAT, body)
         with trial.demanding_form(whole):
             seen += len(raw_calls(whole))
@@ -42,7 +42,7 @@ async def form(trial: Trial) -> None:
 async def stream_twin(trial: Trial) -> None:
     """Greedy answers with calls as a stream, against the same at once."""
     seen = 0
-    for body in bodies(trial):
+    for body in await taken(trial):
         if is_cut(await trial.post(CHAT, body), body):
             continue  # half a call is a text to one parser and a call to another
         turn = await compare(
@@ -60,7 +60,7 @@ async def stream_twin(trial: Trial) -> None:
 async def markup(trial: Trial) -> None:
     """What the model wrote to call a function is not left in the text."""
     judged = 0
-    for body in bodies(trial):
+    for body in await taken(trial):
         whole = await trial.post(CHAT, body)
         stream = await trial.stream(CHAT, body)
         for answer, said in ((whole, whole.content()), (stream, stream.said().content)):

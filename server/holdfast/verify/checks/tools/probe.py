@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -16,6 +17,10 @@ _ANSWER_TOKENS = 1024
 """Room for a model that thinks first: the probe takes half a call for markup in the text."""
 _OF_THE_MODEL = ("expected ", "hint: ", "argument values lost", "call ")
 """How the probe begins what it says about a model that calls another function, or none."""
+_REFUSED = re.compile(r"HTTP 4(?!29)\d\d ")
+"""How it begins what it says about a request that the server refuses."""
+_FOR_THOUGHTS = re.compile(r"reasoning|think|thought", re.IGNORECASE)
+"""What a server names that demands the thoughts before a call, which the probe does not have."""
 _STOP = "finish_reason is 'stop'"
 """What it warns of where a named function is demanded; OpenAI and vLLM say `stop` there."""
 
@@ -52,6 +57,8 @@ async def probe(trial: Trial) -> None:
         if row.is_twin and _is_bad(row):
             differs = trial.blame if row.name in lasting else trial.warn
             differs(f"{row.name}, as a stream and at once: {row.said}")
+        elif _is_refused(row):
+            trial.warn(f"{row.name}, {way}: {row.said}")
         elif _is_bad(row):
             _note(trial, f"{row.name}, {way}", row)
     trial.measure("scenarios passed", sum(row.status == "pass" for row in rows))
@@ -59,6 +66,12 @@ async def probe(trial: Trial) -> None:
 
 def _is_bad(row: Row) -> bool:
     return row.status in ("fail", "error")
+
+
+def _is_refused(row: Row) -> bool:
+    """Whether the server says that it cannot do this, as those of models that think may."""
+    is_fair = row.is_forced or (row.is_continued and _FOR_THOUGHTS.search(row.said))
+    return bool(is_fair and _REFUSED.match(row.said))
 
 
 def _note(trial: Trial, where: str, row: Row) -> None:

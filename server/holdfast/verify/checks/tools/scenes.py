@@ -110,7 +110,9 @@ async def _plays(trial: Trial, scene: Scene, number: int) -> bool:
         made = whole_turn(answer)
         if not _is_right(made, turn):
             return False
-        messages.append({"role": "assistant", "content": made.content or None})
+        # Servers of models that think may demand the thoughts of every turn around a call.
+        said = {"content": made.content or None, **answer.thoughts()}
+        messages.append({"role": "assistant", **said})
         if made.calls:
             made_raw = raw_calls(answer)
             messages[-1]["tool_calls"] = made_raw
