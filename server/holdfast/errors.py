@@ -17,7 +17,7 @@
   x EngineRefusedError         HTTP 500 the engine failed to do what an operator asked for
   x EngineSilentError          HTTP 504 the engine did not answer an operator in time
   x NotReadyError              HTTP 503 the gate is closed
-  x OverloadedError            HTTP 429 the queue or a key's limit is full
+  x OverloadedError            HTTP 429 there is too much of something, such as a full queue
     + HostMemoryError          HTTP 429 the host has too little memory for a long prompt
     + KeySuspendedError        HTTP 429 requests of the key have ended several engines
       - KeyUsedUpError         HTTP 429 the key has used its tokens of the day
@@ -209,7 +209,10 @@ class NotReadyError(HoldfastError):
 
 
 class OverloadedError(HoldfastError):
-    """The queue is full, or the key has too many requests; `retry_after_seconds` is 1 to 120."""
+    """There is too much to do, in all or for the key; `retry_after_seconds` is from 1 to 120.
+
+    Routers take 503 for a replica that cannot serve, but this one serves others as before.
+    """
 
     http_status = 429
     openai_type = "rate_limit_error"
@@ -222,10 +225,7 @@ class OverloadedError(HoldfastError):
 
 
 class HostMemoryError(OverloadedError):
-    """The host has too little memory for the request now; the engine goes on without it.
-
-    Routers take 503 for a replica that cannot serve, but this one serves shorter prompts.
-    """
+    """The host has too little memory for the request now; the engine goes on without it."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause, retry_after_seconds=RETRY_AFTER_SECONDS)

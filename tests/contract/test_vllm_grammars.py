@@ -391,11 +391,11 @@ def test_a_request_that_gets_no_capacity_back_is_told_when_to_come_again() -> No
     assert asyncio.run(scene()) == (True, 17)
 
 
-def assert_503(found: list[str | BaseException], messages: set[str]) -> None:
+def assert_429(found: list[str | BaseException], messages: set[str]) -> None:
     """Assert that all are refused for now, with each of the messages."""
     late = [one for one in found if isinstance(one, GracefulHTTPError)]
     assert len(late) == len(found)
-    assert {one.http_status for one in late} == {HTTPStatus.SERVICE_UNAVAILABLE}
+    assert {one.http_status for one in late} == {HTTPStatus.TOO_MANY_REQUESTS}
     assert {str(one) for one in late} == messages
 
 
@@ -407,7 +407,7 @@ def test_a_short_trial_whose_turn_does_not_come_may_be_sent_again() -> None:
         asked, pool = scripted(1.0)
         slow = [asyncio.create_task(check(asked, f"sleep 60.{n}")) for n in range(8)]
         found = await asyncio.gather(*slow, return_exceptions=True)
-        assert_503(found, {TURN_NEVER_CAME, HAD_NO_CORE})
+        assert_429(found, {TURN_NEVER_CAME, HAD_NO_CORE})
         pool.stop()
 
     asyncio.run(scene())
@@ -421,7 +421,7 @@ def test_a_slow_grammar_whose_turn_does_not_come_may_be_sent_again() -> None:
         asked, pool = scripted(3.0)
         slow = [asyncio.create_task(check(asked, f"sleep 60.{n}")) for n in range(3)]
         found = await asyncio.gather(*slow, return_exceptions=True)
-        assert_503(found, {TURN_NEVER_CAME, HAD_NO_CORE})
+        assert_429(found, {TURN_NEVER_CAME, HAD_NO_CORE})
         pool.stop()
 
     asyncio.run(scene())
@@ -671,7 +671,7 @@ def test_a_grammar_may_be_sent_again_after_one_answer_of_it_ended(
 
 
 @pytest.mark.parametrize("reason", [NO_ROOM, NOT_COMPILED])
-def test_a_grammar_for_which_others_leave_no_room_is_a_503(reason: str) -> None:
+def test_a_grammar_for_which_others_leave_no_room_is_a_429(reason: str) -> None:
     """Which says that the client may send it again."""
     context = RequestContext()
 
@@ -682,7 +682,7 @@ def test_a_grammar_for_which_others_leave_no_room_is_a_503(reason: str) -> None:
         REQUEST.set(context)
         with pytest.raises(GracefulHTTPError) as refused:
             await anext(refusing(outputs(), pytest.fail))
-        assert refused.value.http_status == HTTPStatus.SERVICE_UNAVAILABLE
+        assert refused.value.http_status == HTTPStatus.TOO_MANY_REQUESTS
 
     asyncio.run(scene())
     assert context.may_be_retried is True

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
+from http import HTTPStatus
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -581,7 +582,7 @@ def test_all_requests_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> 
     held = [asyncio.run(connector().fetch_image_async(url)) for _ in range(9)]
     with pytest.raises(GracefulHTTPError) as caught:
         asyncio.run(connector().fetch_image_async(url))
-    assert caught.value.http_status == 503
+    assert caught.value.http_status == HTTPStatus.TOO_MANY_REQUESTS
     held.pop()
     gc.collect()
     assert fetched(url).size == (80, 80)

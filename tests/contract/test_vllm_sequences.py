@@ -709,7 +709,7 @@ def test_an_aborted_request_is_not_sent(names: str | list[str]) -> None:
 
 @pytest.mark.parametrize("answers", [1, 3])
 def test_a_prompt_that_is_given_up_leaves_the_engine(answers: int) -> None:
-    """While it is read or waits for its turn; its caller gets 503, and others go on."""
+    """While it is read or waits for its turn; its caller gets 429, and others go on."""
 
     async def scene(engine: Engine) -> None:
         requests = ReplayManager(VllmOutputs())
@@ -843,8 +843,9 @@ def test_what_an_earlier_engine_had_is_admitted(limit: str, answers: int) -> Non
         await engine.until_sent(1)
         fresh, replayed = RequestContext(), RequestContext()
         fresh.given_to(2)
-        with pytest.raises((QueueOverflowError, MaxQueuedTokensError)):
+        with pytest.raises((QueueOverflowError, MaxQueuedTokensError)) as refused:
             await engine.ask("fresh", fresh, answers)
+        assert refused.value.http_status == HTTPStatus.TOO_MANY_REQUESTS
         replayed.given_to(1)
         replayed.given_to(2)
         second = engine.ask("replayed", replayed, answers)

@@ -528,9 +528,10 @@ async def _first_word(url: str) -> str:
         (False, None, 500, ("false", None)),
         (False, 1234, 429, ("false", "1234")),
         (None, None, 500, (None, None)),
+        (None, None, 429, ("true", str(RETRY_AFTER_SECONDS))),
         (None, None, 503, ("true", str(RETRY_AFTER_SECONDS))),
     ],
-    ids=["lost", "queue full", "suspect", "suspended", "vLLM's error", "vLLM's queue full"],
+    ids=["lost", "queue full", "suspect", "suspended", "vLLM's error", "vLLM's queue full", "busy"],
 )
 def test_an_answer_says_whether_and_when_to_ask_again(
     may_be_retried: bool | None,

@@ -404,7 +404,7 @@ def held(size: int, port: int, key: str) -> socket.socket:
 
 
 def test_all_bodies_together_are_bounded() -> None:
-    """A request for more gets 503 until there is room; others and short requests are served."""
+    """A request for more gets 429 until there is room; others and short requests are served."""
     limited = Limited(max_buffered_bytes=FREE_BYTES * 10)
     large = b"1" * FREE_BYTES * 4
 
@@ -435,15 +435,15 @@ def test_all_bodies_together_are_bounded() -> None:
             codes = [answer.status_code for answer in (refused, short, other, later)]
             return [*codes, refused.headers["retry-after"]]
 
-    assert asyncio.run(scene()) == [503, 200, 200, 200, "5"]
+    assert asyncio.run(scene()) == [429, 200, 200, 200, "5"]
     assert limited.refused == {"buffers_full": 1}
 
 
 @pytest.mark.parametrize(
     ("first", "second", "status"),
     [
-        ("2001:db8::5", "2001:db8::6", 503),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::", 503),
+        ("2001:db8::5", "2001:db8::6", 429),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::", 429),
         ("2001:db8::5", "2001:db8:0:1::5", 200),
         ("::ffff:192.0.2.1", "::ffff:192.0.2.2", 200),
         ("192.0.2.1", "192.0.2.2", 200),

@@ -101,6 +101,19 @@ def test_a_proxy_passes_on_what_another_replica_must_not_meet(proxied: Site, sta
     assert proxied.attempts == before + 1
 
 
+def test_a_proxy_goes_on_asking_a_replica_that_was_too_full_for_one_chat(proxied: Site) -> None:
+    """It serves the next one: 503 in place of 429 would have taken it away from everybody."""
+    until_both_serve(proxied)
+    first, _ = proxied.replicas
+    before = len(first.chats)
+    first.state = FULL
+    while len(first.chats) == before:
+        proxied.chat()
+    first.state = READY
+    assert {proxied.chat().status_code for _ in range(20)} == {200}
+    assert len(first.chats) > before + 1
+
+
 def test_a_proxy_asks_another_replica_if_one_is_away(proxied: Site) -> None:
     """No client hears of it."""
     until_both_serve(proxied)

@@ -262,6 +262,13 @@ def test_every_reason_of_a_refusal_is_explained() -> None:
     assert [row[0].strip("`") for row in rows] == [*REFUSAL_REASONS]
 
 
+def test_a_server_that_is_ready_refuses_nothing_with_503_but_connections() -> None:
+    """Routers take a replica out for it; one without a free connection serves nobody else."""
+    rows = table(OPERATING, "## Refused requests")
+    with_503 = {row[0].strip("`") for row in rows if "503" in row[1]}
+    assert with_503 == {"not_ready", "draining", "failed", "too_many_connections"}
+
+
 def test_the_state_table_is_that_of_the_code() -> None:
     """Every state has its row, with what the health routes answer in it."""
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from holdfast import errors
 from holdfast.errors import ExitCode, HoldfastError, NotReadyError
+
+MEANS_503 = re.compile(r"\bNotReadyError\(|\bSERVICE_UNAVAILABLE\b|\b503\b")
+AWAY = {
+    "engine/grammars/checker.py": 1,  # the client, so that nobody hears it
+    "engine/grammars/pool.py": 1,  # the process that tries grammars
+}
 
 
 def tree(root: type[HoldfastError]) -> Iterator[type[HoldfastError]]:
@@ -55,6 +63,17 @@ def test_a_lack_of_host_memory_takes_no_replica_out() -> None:
     """Routers count 503 against a replica that serves shorter prompts as ever."""
     error = errors.HostMemoryError("too little")
     assert (error.http_status, error.retry_after_seconds) == (429, errors.RETRY_AFTER_SECONDS)
+
+
+def test_the_engine_answers_503_only_for_what_is_away() -> None:
+    """Routers take a replica out for it, so whatever is only too much for now gets 429."""
+    package = Path(errors.__file__).parent
+    modules = [package / "api" / "limits.py", *(package / "engine").rglob("*.py")]
+    found = {
+        path.relative_to(package).as_posix(): len(MEANS_503.findall(path.read_text()))
+        for path in modules
+    }
+    assert {name: count for name, count in found.items() if count} == AWAY
 
 
 def test_cause_and_remedy_are_one_line() -> None:

@@ -37,6 +37,7 @@ SHAPED_BYTES = 64 * 1024
 _WEBSOCKET_TRY_AGAIN_LATER = 1013
 _DONE = b"data: [DONE]\n\n"
 _REWRITTEN = frozenset({b"content-length", b"content-type"})
+_PASSING = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 _cached_body = lru_cache(CACHED_BODIES)(openai_error_body)
 
 
@@ -195,7 +196,7 @@ class EngineAnswer:
 
 def _with_advice(message: Message, context: RequestContext) -> Message:
     may_be_retried, seconds = context.may_be_retried, context.retry_after_seconds
-    if may_be_retried is None and message["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
+    if may_be_retried is None and message["status"] in _PASSING:
         # vLLM's full queue, or too many large images at a time: nobody has advised anything.
         may_be_retried = True
     if may_be_retried is None:

@@ -24,7 +24,7 @@ from holdfast.api.body_cost import (
 )
 from holdfast.api.errors import SHOULD_RETRY_HEADER, error_event, openai_error, send_nothing
 from holdfast.api.message_limits import LimitedMessages
-from holdfast.errors import RETRY_AFTER_SECONDS, RefusedError
+from holdfast.errors import RETRY_AFTER_SECONDS, OverloadedError, RefusedError
 from holdfast.listener.websocket_connection import MEMORY_EXTENSION
 from holdfast.request_context import REQUEST, current_request
 from holdfast.settings import LimitSettings
@@ -247,8 +247,8 @@ class _LimitedExchange:
             return RefusedError(
                 "All request bodies together have reached the limit (--max-buffered-size).",
                 reason="buffers_full",
-                http_status=503,
-                openai_type="service_unavailable",
+                http_status=OverloadedError.http_status,
+                openai_type=OverloadedError.openai_type,
             )
         return None if self._shape is None else json_fault(self._shape, piece, is_whole=is_whole)
 

@@ -6,11 +6,12 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import cached_property, partial
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakValueDictionary
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -159,10 +160,19 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
 
         Nor does the probe have to keep a limit, since no client waits while it runs. A canary does:
         clients may have come by then, and the engine that has them needs none.
+
+        Raises:
+            GracefulHTTPError: vLLM's queue is full. Routers take the status that vLLM has for that
+                (0.32) for a replica that is away.
         """
         context = current_request()
-        if not (context.has_outlived_engine or context.is_probe):
+        if context.has_outlived_engine or context.is_probe:
+            return
+        try:
             super().check_admission(*args, **options)
+        except GracefulHTTPError as error:
+            error.http_status = HTTPStatus.TOO_MANY_REQUESTS
+            raise
 
     async def abort(self, request_id: Any, *args: Any, **options: Any) -> None:
         """Abort as vLLM does, and count what nobody reads: its caller has left (0.32, 0.33)."""

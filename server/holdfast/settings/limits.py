@@ -31,7 +31,7 @@ class LimitSettings:
         512 << 20,
         "SIZE",
         "maximum bytes of all request bodies together, not counting the first 64 KiB of each; "
-        "answer 503 beyond that. One API key, or one address without keys, gets at most half of "
+        "answer 429 beyond that. One API key, or one address without keys, gets at most half of "
         "what the others leave",
         shown="512MiB",
     )

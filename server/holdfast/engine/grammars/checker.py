@@ -30,7 +30,7 @@ from holdfast.engine.grammars.pool import Pool, TrialReply
 from holdfast.engine.grammars.text import digest_of, grammar_text
 from holdfast.engine.grammars.workers import OUT_OF_MEMORY
 from holdfast.engine.vllm_errors import capacity_lent
-from holdfast.errors import NotReadyError
+from holdfast.errors import NotReadyError, OverloadedError
 from holdfast.patches.grammar_memory import most_grammar_bytes
 from holdfast.processes.exits import signal_name
 from holdfast.request_context import current_request
@@ -153,7 +153,7 @@ class GrammarChecker:
         try:
             quickly = await self._try_quickly(tried, grammar)
             result = quickly or await self._try_slowly(tried, grammar)
-        except NotReadyError:
+        except (NotReadyError, OverloadedError):
             if (known := self._remembered(tried.digest)) is None:
                 raise
             return known
@@ -214,7 +214,7 @@ class GrammarChecker:
         """Take a slot of a lane.
 
         Raises:
-            NotReadyError: too many other grammars came first.
+            OverloadedError: too many other grammars came first.
         """
         try:
             async with asyncio.timeout(self.timeout_seconds):
@@ -247,14 +247,14 @@ class GrammarChecker:
         """Return if the grammar could run for long enough to be called too slow.
 
         Raises:
-            NotReadyError: it had no core for most of its time.
+            OverloadedError: it had no core for most of its time.
         """
         if answer.cpu_seconds < LEAST_SHARE * self.timeout_seconds:
             raise self._later("This machine is too busy to check the grammar.")
 
-    def _later(self, cause: str) -> NotReadyError:
+    def _later(self, cause: str) -> OverloadedError:
         seconds = int(self.timeout_seconds)
-        return NotReadyError(f"{cause} Try again later.", retry_after_seconds=seconds)
+        return OverloadedError(f"{cause} Try again later.", retry_after_seconds=seconds)
 
     def _known_by_now(self, tried: _Tried) -> TrialResult | None:
         """Return what a trial for another key has found; None if the grammar has to be tried.

@@ -12,7 +12,7 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 
 from holdfast.engine.vllm_errors import as_http_errors
-from holdfast.errors import NotReadyError
+from holdfast.errors import RETRY_AFTER_SECONDS, OverloadedError
 from holdfast.patches.grammar_compilation import COMPILES_TOO_LONG, NOT_COMPILED
 from holdfast.patches.grammar_memory import NO_ROOM
 from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
@@ -46,7 +46,8 @@ async def refusing(
             reasons = {one.stop_reason for one in output.outputs if one.finish_reason == "error"}
             if later := reasons & _LATER.keys():
                 with as_http_errors(current_request()):
-                    raise NotReadyError(_LATER[later.pop()])
+                    cause = _LATER[later.pop()]
+                    raise OverloadedError(cause, retry_after_seconds=RETRY_AFTER_SECONDS)
             if reasons & {DEAD_END, *_REFUSALS}:
                 # Nothing else counts them: the caller does not get this output.
                 prompt_tokens = 0 if has_begun else len(output.prompt_token_ids or ())

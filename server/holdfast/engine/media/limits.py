@@ -207,7 +207,7 @@ class _Pixels:
             self._of_one.give_back(pixels)
             raise GracefulHTTPError(
                 "The server is decoding too many large images. Please try again later.",
-                HTTPStatus.SERVICE_UNAVAILABLE,
+                HTTPStatus.TOO_MANY_REQUESTS,
             )
         self.held += pixels
 
