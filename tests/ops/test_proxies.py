@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ PROXIES = {"nginx": nginx, "Envoy": envoy}
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hold fast"}]}
 DEADLINE_SECONDS = 120.0
 HURRY_SECONDS = 20.0
+MANY = 40
 INTERVALS = 2
 """Of health checks or, where there are none, of the time that a replica is left out."""
 LEFT_OUT_SECONDS = {"nginx": 5, "LiteLLM": 5}
@@ -107,8 +109,11 @@ def test_a_proxy_goes_on_asking_a_replica_that_was_too_full_for_one_chat(proxied
     first, _ = proxied.replicas
     before = len(first.chats)
     first.state = FULL
-    while len(first.chats) == before:
-        proxied.chat()
+    wait_until(
+        lambda: proxied.chat().status_code == FULL.chat,
+        deadline_seconds=DEADLINE_SECONDS,
+        what=lambda: "it gets no chats",
+    )
     first.state = READY
     assert {proxied.chat().status_code for _ in range(20)} == {200}
     assert len(first.chats) > before + 1
@@ -122,6 +127,44 @@ def test_a_proxy_asks_another_replica_if_one_is_away(proxied: Site) -> None:
     before = len(other.chats)
     assert {proxied.chat().status_code for _ in range(20)} == {200}
     assert len(other.chats) == before + 20
+
+
+def test_envoy_asks_another_replica_for_all_chats_of_one_that_is_away(tmp_path: Path) -> None:
+    """However many there are at once: by default it retries three requests at a time."""
+    with site("Envoy", tmp_path) as made, ThreadPoolExecutor(MANY) as threads:
+        away, slow = made.replicas
+        until_both_serve(made)
+        before = len(slow.chats)
+        away.state, slow.state = State(health=200, chat=503), SLOW
+        asked = [threads.submit(made.chat) for _ in range(MANY)]
+        try:
+            wait_until(
+                lambda: len(slow.chats) == before + MANY or any(one.done() for one in asked),
+                deadline_seconds=DEADLINE_SECONDS,
+                what=lambda: f"{len(slow.chats) - before} of {MANY} chats",
+            )
+        finally:
+            slow.may_go_on.set()
+        assert {one.result().status_code for one in asked} == {200}
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_a_proxy_asks_another_replica_for_a_chat_with_a_large_image(
+    name: str, tmp_path: Path
+) -> None:
+    """It has kept all that --max-body-size lets through."""
+    body = {**BODY, "image": "x" * (31 << 20)}
+    with site(name, tmp_path) as made:
+        until_both_serve(made)
+        away = made.replicas[0]
+        away.state = State(health=200, chat=503)
+        before = len(away.chats)
+
+        def was_asked() -> bool:
+            assert made.router.post(CHAT, body).status_code == 200
+            return len(away.chats) > before
+
+        wait_until(was_asked, deadline_seconds=DEADLINE_SECONDS, what=lambda: "it gets no chats")
 
 
 def test_a_proxy_says_when_to_come_again_if_all_are_away(proxied: Site) -> None:

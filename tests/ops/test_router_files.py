@@ -15,6 +15,7 @@ from holdfast.cli import parse_serve
 from holdfast.doctor.command import read_deployments
 from holdfast.doctor.manifest_checks import check_deployment
 from holdfast.doctor.parallelism import read_layout
+from holdfast.listener.connection_table import DEFAULT_MAX_CONNECTIONS
 from holdfast.telemetry.routing import ROUTING_SERIES
 from ops import crds, queries
 from ops.charts import CHART, ROUTERS, Answer, container, pod_of_kserve, shipped, templates
@@ -199,6 +200,18 @@ def test_envoy_accepts_its_configuration() -> None:
     """It would start with it."""
     done = ran(tool("envoy"), "--mode", "validate", "-c", str(ROUTERS / "envoy.yaml"))
     assert done.returncode == 0, done.stdout
+
+
+def test_proxies_take_what_a_replica_takes() -> None:
+    """Bodies as large, and as many requests at once."""
+    most_bytes = parse_serve(["m"], {}).limits.max_body_bytes
+    assert f"client_max_body_size {most_bytes >> 20}m;" in text("nginx.conf")
+    (envoy,) = documents("envoy.yaml")
+    (listener,) = envoy["static_resources"]["listeners"]
+    assert listener["per_connection_buffer_limit_bytes"] == most_bytes
+    (cluster,) = envoy["static_resources"]["clusters"]
+    (thresholds,) = cluster["circuit_breakers"]["thresholds"]
+    assert set(thresholds.values()) == {DEFAULT_MAX_CONNECTIONS}
 
 
 def test_litellm_takes_a_replica_out_for_seconds() -> None:
