@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,6 +226,8 @@ CASES: dict[str, dict[str, Any]] = {
     "drain of 600 s": {"model": "m", "stop": {"drainSeconds": 600}, "start": {"seconds": 7205}},
     **examples(),
 }
+UPGRADES = {"scaled": 3, "two replicas": 3, GROUPS: 0}
+"""How many replicas there are in the cluster when a case is an upgrade."""
 REFUSED: dict[str, dict[str, Any]] = {
     "model is empty": {},
     "serves its own model": {"demo": True, "model": "m"},
@@ -365,10 +366,12 @@ def render() -> Answer:
         "cases": cases,
         "releases": RELEASES,
         "several nodes": SEVERAL_NODES,
+        "upgrades": UPGRADES,
         "pods": {"KServe": pod_of_kserve()},
     }
     done = subprocess.run(
-        [tool("ops-python"), str(Path(__file__).parent / "render_chart.py")],
+        [tool("ops-python"), "-m", "ops.render_chart"],
+        cwd=ROOT / "tests",
         input=json.dumps(request),
         capture_output=True,
         text=True,

@@ -1,9 +1,10 @@
 """Renders a chart with real Helm, and checks what Kubernetes itself knows; run by charts.py.
 
 It runs in the environment of `make ops-tools`, which has Helm as a library (244 MB), so it imports
-nothing of ours. Standard input: {"chart": path, "cases": {name: values}, "releases": [name],
-"several nodes": name of a case, "pods": {name: document}}. Standard output: for each case its
-documents and errors, those of the first case and of the one of several nodes for each release, and
+nothing of the server. Standard input: {"chart": path, "cases": {name: values}, "releases": [name],
+"several nodes": name of a case, "upgrades": {name of a case: replicas}, "pods": {name: document}}.
+Standard output: for each case its documents and errors, those of the first case and of the one of
+several nodes for each release, those of an upgrade of what has so many replicas in the cluster, and
 what is wrong with each pod.
 """
 
@@ -13,23 +14,31 @@ import json
 import shutil
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import yaml
 from helm_python.chart import Chart, lint
+from helm_python.config import Config
 from helm_python.errors import HelmError
 
+from ops.fake_cluster import cluster
+
+NAMESPACE = "inference"
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
 """Of Kubernetes: the oldest that the chart takes, and the newest."""
 
 
-def rendered(chart: Chart, values: dict[str, Any], name: str = "demo") -> dict[str, Any]:
+def rendered(
+    chart: Chart, values: dict[str, Any], name: str = "demo", config: Config | None = None
+) -> dict[str, Any]:
     """The documents of one case, or why there are none, and what is wrong with them."""
+    render = chart.render if config is None else partial(config.render, chart, is_upgrade=True)
     try:
         chart.validate_schema(values)
-        files = chart.render(values, name=name, namespace="inference")
+        files = render(values, name=name, namespace=NAMESPACE)
     except HelmError as error:
         return {"error": str(error), "documents": [], "problems": [], "notes": ""}
     documents = [
@@ -75,6 +84,17 @@ def wrong(document: dict[str, Any], version: str) -> str:
     return ""
 
 
+def upgraded(chart: Chart, values: dict[str, Any], replicas: int) -> dict[str, Any]:
+    """One case in a cluster that has its objects already, with so many replicas."""
+    with cluster(replicas) as url:
+        server = {"name": "only", "cluster": {"server": url}}
+        context = {"name": "only", "context": {"cluster": "only", "user": ""}}
+        document = {"clusters": [server], "contexts": [context], "current-context": "only"}
+        content = json.dumps({"apiVersion": "v1", "kind": "Config", **document})
+        with Config(kubeconfig_content=content, namespace=NAMESPACE) as config:
+            return rendered(chart, values, config=config)
+
+
 def dependency(path: str, values: dict[str, Any]) -> dict[str, Any]:
     """One case of the chart as the only dependency of another chart, which has a value for all."""
     with tempfile.TemporaryDirectory() as directory:
@@ -116,6 +136,10 @@ def main() -> None:
             },
             "dependency": dependency(request["chart"], first),
             "lint": lint(request["chart"], first, strict=True),
+            "upgrades": {
+                name: upgraded(chart, request["cases"][name], replicas)
+                for name, replicas in request["upgrades"].items()
+            },
             "cases": {name: rendered(chart, values) for name, values in request["cases"].items()},
         },
         sys.stdout,

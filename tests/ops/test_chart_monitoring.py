@@ -11,6 +11,7 @@ from holdfast import cli
 from holdfast.api.metrics import metrics_route
 from holdfast.telemetry.metrics import BY_NAME
 from ops.charts import (
+    GROUPS,
     RULES,
     Answer,
     container,
@@ -116,11 +117,10 @@ def test_the_dashboards_are_those_of_the_tree(answer: Answer) -> None:
 
 
 def test_scaling_goes_by_requests_that_wait(answer: Answer) -> None:
-    """Replicas are the autoscaler's, by the metric that the rule in the docs serves to it."""
+    """By the metric that the rule in the docs serves to the autoscaler."""
     (scaler,) = of_kind(answer, "scaled", "HorizontalPodAutoscaler")
     (deployment,) = of_kind(answer, "scaled", "Deployment")
     assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
-    assert "replicas" not in deployment["spec"]
     (metric,) = scaler["spec"]["metrics"]
     name = metric["pods"]["metric"]["name"]
     page = (ROOT / "docs" / "deploying.md").read_text()
@@ -131,6 +131,31 @@ def test_scaling_goes_by_requests_that_wait(answer: Answer) -> None:
     query = rule["metricsQuery"].replace("<<.Series>>", series)
     query = query.replace("<<.LabelMatchers>>", 'pod="p"').replace("<<.GroupBy>>", "pod")
     assert metric_names(query) == [series]
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "replicas"),
+    [
+        ("scaled", "Deployment", 3),
+        (GROUPS, "LeaderWorkerSet", 0),
+        ("two replicas", "Deployment", 2),
+    ],
+)
+def test_an_upgrade_keeps_the_replicas_of_the_autoscaler(
+    answer: Answer, case: str, kind: str, replicas: int
+) -> None:
+    """Without a number in the manifest, the upgrade that turns it on would leave one replica."""
+    upgrade = answer["upgrades"][case]
+    assert upgrade["error"] == ""
+    (only,) = (one for one in upgrade["documents"] if one["kind"] == kind)
+    assert only["spec"]["replicas"] == replicas
+
+
+@pytest.mark.parametrize(("case", "kind"), [("scaled", "Deployment"), (GROUPS, "LeaderWorkerSet")])
+def test_the_autoscaler_begins_where_kubernetes_does(answer: Answer, case: str, kind: str) -> None:
+    """With one replica: a new release has no other number."""
+    (only,) = of_kind(answer, case, kind)
+    assert "replicas" not in only["spec"]
 
 
 @pytest.mark.parametrize(("case", "seconds"), [("scaled", 1800), ("scaled, fast start", 600)])

@@ -188,6 +188,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- with .Values.networkPolicy.egress.rules }}{{ toYaml . | nindent 0 }}{{ end }}
 {{- end -}}
 
+{{- /* The number in the manifest of a kind with a name, or nothing. With autoscaling it is the present
+       one: an upgrade that left it out would have Kubernetes go to its default, which is 1. */ -}}
+{{- define "holdfast.replicas" -}}
+{{- $values := .root.Values -}}
+{{- if $values.autoscaling.enabled -}}
+{{- lookup .apiVersion .kind .root.Release.Namespace .name | dig "spec" "replicas" "" -}}
+{{- else -}}
+{{- $values.replicas -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "holdfast.mostReplicas" -}}
 {{- ternary .Values.autoscaling.maxReplicas .Values.replicas .Values.autoscaling.enabled -}}
 {{- end -}}
