@@ -62,6 +62,13 @@ def commands() -> dict[str, dict[str, Any]]:
     return {line: given(line) for line in re.findall(r"^\$ (helm install .*)$", text, re.MULTILINE)}
 
 
+def adapter_rule() -> dict[str, Any]:
+    """The rule for prometheus-adapter in the docs."""
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    (rule,) = yaml.safe_load(page.partition("```yaml\nrules:")[2].partition("```")[0])
+    return dict(rule)
+
+
 def merged(values: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Values with others on top, as Helm merges files: objects in part, all else as a whole."""
     result = {**values, **other}

@@ -14,6 +14,7 @@ from ops.charts import (
     GROUPS,
     RULES,
     Answer,
+    adapter_rule,
     container,
     of_kind,
 )
@@ -123,14 +124,13 @@ def test_scaling_goes_by_requests_that_wait(answer: Answer) -> None:
     assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
     (metric,) = scaler["spec"]["metrics"]
     name = metric["pods"]["metric"]["name"]
-    page = (ROOT / "docs" / "deploying.md").read_text()
-    (rule,) = yaml.safe_load(page.partition("```yaml\nrules:")[2].partition("```")[0])
+    rule = adapter_rule()
     (series,) = metric_names(rule["seriesQuery"])
     assert rule.get("name", {"as": series}) == {"as": name}  # as the adapter names what has no name
     assert series.removeprefix("holdfast_") in BY_NAME
     query = rule["metricsQuery"].replace("<<.Series>>", series)
     query = query.replace("<<.LabelMatchers>>", 'pod="p"').replace("<<.GroupBy>>", "pod")
-    assert metric_names(query) == [series]
+    assert metric_names(query) == [series, "holdfast_ready"]
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_keda_asks_for_what_waits() -> None:
     (trigger,) = document["spec"]["triggers"]
     query = trigger["metadata"]["query"]
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert queries.metric_names(query) == [values["autoscaling"]["metric"]]
+    assert queries.metric_names(query) == [values["autoscaling"]["metric"], "holdfast_ready"]
     of_pods = [f"{values['autoscaling']['metric']}{{{label}}}" for label in ("namespace", "pod")]
     assert queries.unknown_labels(query) == of_pods
     assert f'pod=~"{RELEASE}-.+"' in query
