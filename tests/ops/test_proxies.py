@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hold fast"}]}
 DEADLINE_SECONDS = 120.0
 HURRY_SECONDS = 20.0
 MANY = 40
+HUNDREDS = 300
 INTERVALS = 2
 """Of health checks or, where there are none, of the time that a replica is left out."""
 LEFT_OUT_SECONDS = {"nginx": 5, "LiteLLM": 5}
@@ -218,6 +220,40 @@ def test_nginx_repeats_no_prompt_that_took_too_long(tmp_path: Path) -> None:
                 one.may_go_on.set()
     assert (answer.status_code, asked) == (503, 1)
     assert answer.headers["x-should-retry"] == "false"
+
+
+def test_nginx_takes_hundreds_of_chats_at_once(tmp_path: Path) -> None:
+    """In each worker, where one takes two connections: by default there are 512."""
+
+    async def chats(url: str) -> list[int]:
+        options = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(
+            timeout=DEADLINE_SECONDS, limits=options, trust_env=False
+        ) as client:
+            asked = [asyncio.create_task(client.post(url, json=BODY)) for _ in range(HUNDREDS)]
+            await asyncio.to_thread(until_all_are_there, asked)
+            for one in pair:
+                one.may_go_on.set()
+            return [answer.status_code for answer in await asyncio.gather(*asked)]
+
+    def until_all_are_there(asked: Sequence[asyncio.Task[httpx.Response]]) -> None:
+        wait_until(
+            lambda: (
+                sum(len(one.chats) for one in pair) == HUNDREDS or any(one.done() for one in asked)
+            ),
+            deadline_seconds=DEADLINE_SECONDS,
+            what=lambda: "chats are missing",
+        )
+
+    with replicas() as pair:
+        ports = [one.wire.port for one in pair]
+        with nginx(
+            tmp_path, ports, changes={"worker_processes auto;": "worker_processes 1;"}
+        ) as router:
+            for one in pair:
+                one.state = SLOW
+            statuses = asyncio.run(chats(f"{router.url}{CHAT}"))
+    assert statuses == [200] * HUNDREDS
 
 
 def chat_soon(router: Server) -> httpx.Response:

@@ -87,8 +87,7 @@ def silent_replica() -> Iterator[int]:
 @contextmanager
 def _served(replica: StubReplica) -> Iterator[StubReplica]:
     handler = type("Handler", (_Handler,), {"replica": replica})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
+    with _Server(("127.0.0.1", 0), handler) as server:
         replica.wire.port = server.server_address[1]
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:
@@ -96,6 +95,12 @@ def _served(replica: StubReplica) -> Iterator[StubReplica]:
         finally:
             replica.may_go_on.set()
             server.shutdown()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024
+    """As many as may connect at once; the default is 5."""
 
 
 class _Handler(BaseHTTPRequestHandler):
