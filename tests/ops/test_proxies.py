@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
 from proxies import envoy, nginx
 from routed_replicas import MODEL, litellm, vllm_router
@@ -22,11 +23,13 @@ from stub_replicas import (
     CHAT,
     FULL,
     READY,
+    REALTIME,
     SLOW,
     SUSPICIOUS,
     State,
     StubReplica,
     silent_replica,
+    talking_replica,
 )
 from stub_replicas import stub_replicas as replicas
 
@@ -274,6 +277,27 @@ def test_a_proxy_passes_a_stream_on_as_it_comes(proxied: Site) -> None:
         for one in proxied.replicas:
             one.may_go_on.set()
         assert b"".join(events) == b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_a_proxy_passes_a_websocket_on(name: str, tmp_path: Path) -> None:
+    """In both directions."""
+    with talking_replica() as port, PROXIES[name](tmp_path, [port, port]) as router:
+        router.until(lambda: router.get("/v1/models").status_code == 200, "an answer")
+        url = f"{router.url}{REALTIME}".replace("http", "ws")
+        with connect(url) as websocket:
+            websocket.send("hold fast")
+            assert websocket.recv(DEADLINE_SECONDS) == "hold fast"
+
+
+def test_nginx_keeps_its_connections_to_replicas(tmp_path: Path) -> None:
+    """Each of its workers has one to each replica while one request comes after the other."""
+    with replicas() as pair:
+        ports = [one.wire.port for one in pair]
+        one_worker = {"worker_processes auto;": "worker_processes 1;"}
+        with nginx(tmp_path, ports, changes=one_worker) as router:
+            assert {router.post(CHAT, BODY).status_code for _ in range(20)} == {200}
+        assert [one.connections for one in pair] == [1, 1]
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v1/../metrics", "/v1/%2e%2e/metrics", "//metrics"])

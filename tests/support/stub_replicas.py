@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from websockets.http11 import Request, Response
+from websockets.sync.server import ServerConnection, serve
+
 from wire_log import Asked, WireLog
 
 CHAT = "/v1/chat/completions"
+REALTIME = "/v1/realtime"
 HEALTH = "/readyz"
 DEADLINE_SECONDS = 60.0
 OK = 200
@@ -53,6 +57,8 @@ class StubReplica:
     state: State = READY
     may_go_on: threading.Event = field(default_factory=threading.Event)
     """Set when a stream that has begun may end."""
+    connections: int = 0
+    """How often somebody connected."""
 
     @property
     def chats(self) -> list[Asked]:
@@ -85,6 +91,22 @@ def silent_replica() -> Iterator[int]:
 
 
 @contextmanager
+def talking_replica() -> Iterator[int]:
+    """The port of one whose WebSockets repeat what they are told."""
+
+    def repeat(socket: ServerConnection) -> None:
+        for message in socket:
+            socket.send(message)
+
+    def answer(socket: ServerConnection, request: Request) -> Response | None:
+        return None if request.path == REALTIME else socket.respond(OK, "")
+
+    with serve(repeat, "127.0.0.1", 0, process_request=answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield int(server.socket.getsockname()[1])
+
+
+@contextmanager
 def _served(replica: StubReplica) -> Iterator[StubReplica]:
     handler = type("Handler", (_Handler,), {"replica": replica})
     with _Server(("127.0.0.1", 0), handler) as server:
@@ -106,6 +128,10 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     replica: StubReplica
+
+    def setup(self) -> None:
+        super().setup()
+        self.replica.connections += 1
 
     def do_GET(self) -> None:
         asked = self._asked()
