@@ -14,6 +14,7 @@ from ops.prometheus import tool
 from ops.queries import ROOT
 
 COMPOSE = ROOT / "deploy" / "compose"
+BOUNDED_LOG = {"driver": "json-file", "options": {"max-size": "100m", "max-file": "5"}}
 
 
 def compose_config(*files: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

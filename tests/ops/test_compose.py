@@ -16,7 +16,7 @@ import yaml
 
 from holdfast.doctor.deployments import STATE_DIRECTORY
 from holdfast.doctor.parallelism import read_layout
-from ops.compose import COMPOSE, compose_config, hazards
+from ops.compose import BOUNDED_LOG, COMPOSE, compose_config, hazards
 from ops.prometheus import tool
 from ops.queries import ROOT, dashboards
 
@@ -159,6 +159,12 @@ def test_the_server_keeps_what_it_learns_and_compiles(name: str) -> None:
         "/home/holdfast/.cache": "kernels",
         "/home/holdfast/.cache/huggingface": "models",
     }
+
+
+@every_set
+def test_the_log_of_the_server_has_a_bound(name: str) -> None:
+    """Whatever clients have it write; by default Docker keeps all of it."""
+    assert config(name)["services"]["holdfast"]["logging"] == BOUNDED_LOG
 
 
 def test_the_health_check_is_that_of_the_image() -> None:

@@ -14,7 +14,7 @@ import pytest
 from holdfast import cli
 from holdfast.doctor.parallelism import read_layout
 from holdfast.nodes.command_line import read_follow
-from ops.compose import COMPOSE, compose_config, hazards
+from ops.compose import BOUNDED_LOG, COMPOSE, compose_config, hazards
 from ops.queries import ROOT
 
 SERVICES = {"head.yaml": "holdfast", "follower.yaml": "follower"}
@@ -42,6 +42,12 @@ def service(name: str, **environment: str) -> dict[str, Any]:
     (found,) = config(name, **environment)["services"].items()
     assert found[0] == SERVICES[name]
     return dict(found[1])
+
+
+@every_file
+def test_the_log_has_a_bound(name: str) -> None:
+    """As that of a server on one machine."""
+    assert service(name)["logging"] == BOUNDED_LOG
 
 
 @every_file

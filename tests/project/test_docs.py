@@ -381,6 +381,12 @@ def test_the_command_in_the_container_parses() -> None:
     assert stop_seconds >= settings.supervision.drain_timeout_seconds + 30
 
 
+def test_the_log_of_the_container_has_a_bound() -> None:
+    """Docker's driver `local` keeps 100 MB; by default Docker keeps all of a log."""
+    (docker,) = (words for _, words in commands() if words[:2] == ["docker", "run"])
+    assert docker[docker.index("--log-driver") + 1] == "local"
+
+
 def test_every_image_that_is_run_is_built_before() -> None:
     """`docker run` names a tag that `docker build` makes, from a target that exists."""
     built = {
@@ -444,7 +450,7 @@ def test_every_make_target_exists() -> None:
 def beginning(name: str) -> str:
     """The first word of a flag, or the first two where flags of vLLM and Docker begin so too."""
     words = name.split("-")[2:]
-    return "-".join(words[: 2 if words[0] in {"max", "restart"} else 1])
+    return "-".join(words[: 2 if words[0] in {"log", "max", "restart"} else 1])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
