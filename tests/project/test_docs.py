@@ -26,6 +26,7 @@ from holdfast.api.key_lines import key_lines
 from holdfast.api.limits import MAX_JSON_VALUES
 from holdfast.api.load import routing_route
 from holdfast.api.metrics import metrics_route
+from holdfast.api.usage_files import LOCK_FILE as USAGE_LOCK
 from holdfast.api.usage_files import usage_file, usage_kept
 from holdfast.configuration import IMAGE_VARIABLE
 from holdfast.doctor.findings import HAZARDS
@@ -241,6 +242,12 @@ def test_the_line_of_usage_in_the_guide_is_one(tmp_path: Path) -> None:
     with usage_kept(usage, tmp_path):
         usage.restore(usage.day, {"alice": Used(3, 90, 210)})
     assert usage_file(tmp_path, usage.day).read_text() == line
+
+
+def test_the_files_of_usage_have_the_names_of_the_code() -> None:
+    """The table has the lock beside the file of a day and the copy of a broken one."""
+    place = f"`usage-<date>.broken`, `{USAGE_LOCK}` in that directory"
+    assert place in {row[0] for row in table(REFERENCE, "Elsewhere:")}
 
 
 def test_every_reason_of_a_loss_is_explained() -> None:
