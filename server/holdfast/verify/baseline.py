@@ -31,6 +31,8 @@ NOISE_FACTOR = 3.0
 
 OWN_TASKS = "own tasks solved"
 """The score of `--tasks`."""
+LM_EVAL = "lm-eval "
+"""How the scores of `--lm-eval` begin; the rest of the name says what was asked."""
 _STANDARD_ERRORS = 2
 _MAX_PACKED_BYTES = 16 * 1024 * 1024
 _MAX_BYTES = 128 * 1024 * 1024

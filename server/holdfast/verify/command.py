@@ -23,6 +23,7 @@ from holdfast.verify.baseline import Baseline
 from holdfast.verify.check import FROM_STANDARD
 from holdfast.verify.checks import ALL, oracle
 from holdfast.verify.checks.oracle import recording
+from holdfast.verify.checks.skill import lm_eval
 from holdfast.verify.diff import diff
 from holdfast.verify.directories import make_writable
 from holdfast.verify.interruption import noticed, unless
@@ -135,6 +136,12 @@ def verify_parser() -> Parser:
         help="your own tasks: on each line a JSON object with a prompt and what is expected",
     )
     parser.add_argument(
+        "--lm-eval",
+        metavar="TASKS",
+        help="tasks of lm-eval, which must be installed: names with commas between them, or a "
+        "directory with *.yaml files",
+    )
+    parser.add_argument(
         "--kill-command",
         type=_words,
         default=(),
@@ -159,8 +166,10 @@ def _options(flags: Namespace) -> Options:
     soak = plan_of(flags.hours, flags.profile)
     _require_kill(flags.kill_command, flags.profile)
     tasks = read_tasks(flags.tasks) if flags.tasks else ()
+    harness = lm_eval.tasks_of(flags.lm_eval) if flags.lm_eval is not None else ""
     found = options_of(flags.against, flags.record)
-    return replace(found, tasks=tasks, kill_command=flags.kill_command, soak=soak)
+    kill = flags.kill_command
+    return replace(found, tasks=tasks, lm_eval=harness, kill_command=kill, soak=soak)
 
 
 def _require_kill(command: Sequence[str], profile: Profile) -> None:

@@ -17,6 +17,8 @@ class Options:
     """`--against`: what the server is compared with."""
     tasks: tuple[Task, ...] = ()
     """`--tasks`: what the user asks of the model."""
+    lm_eval: str = ""
+    """`--lm-eval`: tasks of lm-eval by their names, or a directory of them; empty for none."""
     kill_command: tuple[str, ...] = ()
     """`--kill-command`: what kills the engine; empty if nothing may."""
     records: bool = False

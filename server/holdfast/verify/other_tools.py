@@ -91,7 +91,7 @@ async def rows_of(wish: Wish) -> tuple[Row, ...]:
         _, told, errors = await asyncio.gather(
             _write(process.stdin, json.dumps(asdict(wish)).encode()),
             _all(process),
-            _tail(process.stderr),
+            tail_of(process.stderr),
         )
         code = await process.wait()
     finally:
@@ -105,7 +105,7 @@ async def rows_of(wish: Wish) -> tuple[Row, ...]:
             return _ROWS.validate_json(told)
     except ValidationError:
         errors = b"what it wrote is not a list of rows"
-    last = redacted(_last_line(errors), wish.secrets)
+    last = redacted(last_line(errors), wish.secrets)
     raise InconclusiveError(f"{wish.tool} ended with {code}: {excerpt(last)}")
 
 
@@ -128,14 +128,16 @@ async def _all(process: asyncio.subprocess.Process) -> bytes:
     return bytes(found)
 
 
-async def _tail(stream: asyncio.StreamReader | None) -> bytes:
+async def tail_of(stream: asyncio.StreamReader | None) -> bytes:
+    """The end of what a process writes, however much that is."""
     found = b""
     while part := await stream.read(_READ_BYTES) if stream else b"":
         found = (found + part)[-_TAIL_BYTES:]
     return found
 
 
-def _last_line(errors: bytes) -> str:
+def last_line(errors: bytes) -> str:
+    """The last line of what `tail_of` has kept."""
     lines = errors.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
     is_whole = len(lines) > 1 or len(errors) < _TAIL_BYTES
     return lines[-1] if is_whole else "its last line is too long"  # a secret may be cut in it

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import UsageError
-from holdfast.verify.baseline import OWN_TASKS
+from holdfast.verify.baseline import LM_EVAL, OWN_TASKS
 from holdfast.verify.records import Profile
 
 _MAX_BYTES = 64 * 1024 * 1024
@@ -51,6 +51,8 @@ def read_tasks(path: Path, flag: str = "--tasks") -> tuple[Task, ...]:
 
 def score_key(name: str, profile: Profile, tasks: Sequence[Task]) -> str:
     """The name of a score with what was asked for it: only the same questions can be compared."""
+    if name.startswith(LM_EVAL):
+        return name
     asked = f"tasks {digest_of(tasks)}" if name == OWN_TASKS else f"profile {profile}"
     return f"{name} ({asked})"
 

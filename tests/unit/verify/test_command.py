@@ -213,6 +213,7 @@ def test_no_server_is_exit_3(tmp_path: Path) -> None:
         ("http://x", "--admin-api-key-file", "/nowhere"),
         ("http://x", "--out", "/dev/null/out"),
         ("http://x", "--tasks", "/nowhere"),
+        ("http://x", "--lm-eval", ""),
         ("http://x", "--kill-command", ""),
         ("http://x", "--kill-command", "kill 'it"),
         ("http://x", "--kill-command", "true"),

@@ -33,6 +33,8 @@ FOUND_BY: dict[Defect, str] = {
     "a workspace grows unseen": "unharmed",
     "a workspace is refused unseen": "unharmed",
 }
+CHECKS = [check for check in survive.CHECKS if "standard" in check.profiles]
+"""Those that need no other program."""
 DEATH = [check for check in survive.CHECKS if check.name == "death"]
 
 
@@ -42,7 +44,7 @@ def made(
     """What comes of the group against a server whose engine the command kills."""
     file = directory / "dead"
     app = MortalDouble(file, defect or "")
-    return results(app, survive.CHECKS, options=Options(kill_command=(command, str(file))))
+    return results(app, CHECKS, options=Options(kill_command=(command, str(file))))
 
 
 def test_a_server_that_survives_passes(tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_no_other_server_is_harmed_unasked() -> None:
     """It is not even asked, and the report says how to have it tried."""
     app = OpenAIDouble()
     app.router.routes = [one for one in app.router.routes if getattr(one, "path", "") != "/statusz"]
-    found = results(app, survive.CHECKS)
+    found = results(app, CHECKS)
     assert {one.status for one in found.values()} == {CheckStatus.SKIPPED}
     asking = [one for one in found.values() if one.name != "unharmed"]
     assert all("--kill-command" in one.remedy for one in asking)
@@ -78,9 +80,7 @@ def test_no_other_server_is_harmed_unasked() -> None:
 
 def test_without_a_command_the_engine_of_holdfast_lives() -> None:
     """All the others are made."""
-    assert not_passed(results(OpenAIDouble(), survive.CHECKS)) == {
-        "survive.death": CheckStatus.SKIPPED
-    }
+    assert not_passed(results(OpenAIDouble(), CHECKS)) == {"survive.death": CheckStatus.SKIPPED}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_kill_is_not_blamed_on_the_server_whatever_the_command_says(
     """A command may kill the engine and then fail at another process."""
     file = tmp_path / "dead"
     options = Options(kill_command=("sh", "-c", f"touch {file}; exit {code}"))
-    found = results(MortalDouble(file), survive.CHECKS, options=options)
+    found = results(MortalDouble(file), CHECKS, options=options)
     assert not_passed(found) == ({"survive.death": CheckStatus.INCONCLUSIVE} if code else {})
 
 

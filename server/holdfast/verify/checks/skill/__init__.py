@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from holdfast.verify.check import Check
-from holdfast.verify.checks.skill import arithmetic, own_tasks, programs
+from holdfast.verify.checks.skill import arithmetic, lm_eval, own_tasks, programs
 
-CHECKS: tuple[Check, ...] = (*arithmetic.CHECKS, *programs.CHECKS, *own_tasks.CHECKS)
+CHECKS: tuple[Check, ...] = (
+    *arithmetic.CHECKS,
+    *programs.CHECKS,
+    *own_tasks.CHECKS,
+    *lm_eval.CHECKS,
+)
