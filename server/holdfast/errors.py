@@ -250,7 +250,7 @@ def suspended_error(seconds: float) -> KeySuspendedError:
 
 
 class KeyUsedUpError(KeySuspendedError):
-    """The key has used the tokens that it has for a day."""
+    """The key has used its tokens for today."""
 
 
 class RefusedError(HoldfastError):

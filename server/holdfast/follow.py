@@ -160,7 +160,7 @@ class FollowingNode:
         asyncio.get_running_loop().call_later(LEAVE_SECONDS, self._give_up)
 
     def _give_up(self) -> NoReturn:
-        logger.error("the ranks have not ended within %g s, so they are given up", LEAVE_SECONDS)
+        logger.error("the ranks did not end within %g s, so they are abandoned", LEAVE_SECONDS)
         self._end_now(signal.SIGTERM, None)
 
     def _end_now(self, signal_number: int, frame: object) -> NoReturn:

@@ -280,7 +280,7 @@ def test_a_signal_ends_a_follower_whose_ranks_cannot_be_ended(
         ranks = ranks_process(follower)
         assert follower.stop() == 128 + signal.SIGTERM
         until_ended(ranks)
-        assert "have not ended within 0.5 s" in follower.log
+        assert "did not end within 0.5 s" in follower.log
     assert list((tmp_path / "tmp").iterdir()) == []
 
 

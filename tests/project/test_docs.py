@@ -518,6 +518,7 @@ AS_IN_VLLM = {
         "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
         "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
         "VLLM_MLA_DISABLE",
+        "VLLM_USE_MODELSCOPE",
     },
 }
 """Variables that mean the same to `vllm serve`, by what Holdfast does with them otherwise."""

@@ -72,6 +72,7 @@ NOT_LISTED = {
     },
     "a new object or a copy, which nothing else has yet": {
         "demo.tokenizer: tokenizer",
+        "engine.checked_llm: error",
         "engine.continuation: parameters",
         "engine.facts: common",
         "engine.facts: common.speculative_config",

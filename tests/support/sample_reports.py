@@ -52,7 +52,7 @@ def report(*checks: CheckResult, server: Server = SERVER) -> Report:
         duration_seconds=1.0,
         server=server,
         verdict=Verdict.PASSED,
-        reason="every check that was made passed",
+        reason="every check that ran passed",
         is_interrupted=False,
         checks=checks,
     )

@@ -80,7 +80,7 @@ class Quotas:
             return None
         self._refusals.count("key_daily_tokens")
         return KeyUsedUpError(
-            f"This API key has used the {tokens} tokens that it has for a day (UTC).",
+            f"This API key has used its {tokens} tokens for today (UTC).",
             retry_after_seconds=math.ceil(self._usage.day_seconds_left),
         )
 

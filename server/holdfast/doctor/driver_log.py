@@ -69,8 +69,8 @@ def check_driver_log(log: DriverLog | None) -> Iterator[Finding]:
     elif log.complaints:
         yield warning(
             name,
-            f"{log.complaints} complaints of the GPU's driver since the machine started, the last "
-            f"of them: {' | '.join(log.last)}",
+            f"the GPU's driver has logged {log.complaints} errors since the machine started, the "
+            f"last of them: {' | '.join(log.last)}",
             "look an Xid up in https://docs.nvidia.com/deploy/xid-errors/, and restart this "
             "machine before the next start, unless the driver complained only while loading.",
         )

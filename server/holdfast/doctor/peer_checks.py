@@ -102,7 +102,7 @@ def _check_other_ports(peer: Peer) -> Iterator[Finding]:
             "on each with the address of the other.",
         )
     elif peer.other_knocks:
-        yield ok(name, "no firewall was met")
+        yield ok(name, "no firewall found")
 
 
 def _check_round_trip(peer: Peer) -> Iterator[Finding]:

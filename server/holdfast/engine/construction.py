@@ -112,7 +112,7 @@ async def out_of_memory(until_out_of_memory: UntilOutOfMemory, directory: Path) 
     left = await until_out_of_memory(partial(read_all, directory, reads_steps=False))
     return HostFullError(
         f"the host ran out of memory while the engine started: {left}",
-        remedy="end what else uses the memory, or lower --gpu-memory-utilization.",
+        remedy="end other processes that use the memory, or lower --gpu-memory-utilization.",
     )
 
 

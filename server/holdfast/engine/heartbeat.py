@@ -248,7 +248,7 @@ class Heartbeat:
             stray = ""
             if compared.stray_token is not None:
                 stray = (
-                    f"; the engine took token {compared.stray_token}, which is not the recorded one"
+                    f"; the engine chose token {compared.stray_token} instead of the recorded one"
                 )
             logger.error(
                 "the log-probs of the canary differ from the baseline by %.3g nats, and the "

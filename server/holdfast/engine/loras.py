@@ -98,7 +98,9 @@ class Loras:
         removal.add_done_callback(self._removals.discard)
         await asyncio.wait({removal}, timeout=UNUSED_DEADLINE_SECONDS)
         if not removal.done():
-            logger.info("LoRA %s is unlisted, and leaves the engine after its last request", name)
+            logger.info(
+                "LoRA %s was removed from the list and is unloaded after its last request", name
+            )
 
     async def pin(self, name: str) -> Lora:
         """Keep an adapter on the device, also in later generations, unless others need all slots.

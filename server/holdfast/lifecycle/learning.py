@@ -178,10 +178,10 @@ class Learning:
     def _log_too_large(self, path: Path) -> None:
         for slot, size_bytes in self._too_large.items():
             logger.warning(
-                "workspace %s gets less than %.2f MiB reserved, because two starts failed with "
-                "that; to try it again, delete %s",
-                slot,
+                "reserving less than %.2f MiB for workspace %s, because two starts failed with "
+                "that much; delete %s to try again",
                 size_bytes / MIB,
+                slot,
                 path,
             )
 

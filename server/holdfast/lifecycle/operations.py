@@ -270,7 +270,7 @@ class OperationRunner:
         """Refuse what would cut off a save, or take a pause for a hang."""
         if self._engine.is_paused or self._requests.aborts.is_paused:
             raise ConflictError(
-                "the engine makes no steps now: it saves its state or a profile, or was paused.",
+                "the engine is not running steps: it saves its state or a profile, or is paused.",
                 remedy="try again when it has finished, or resume it.",
             )
 

@@ -50,8 +50,8 @@ _MEANINGS = {
     "key_file": "file of the key that all nodes share, at least 32 characters; required",
     "guard": "end the ranks of this node, and with them the engine, before the host runs out of "
     "memory: `auto` where the device shares the host's memory",
-    "marks": "memory left to the host, or to the container: below the last one, the ranks are "
-    "ended, and the node joins again above 1.125 times the first",
+    "marks": "thresholds for the available memory of the host or container: below the last, the "
+    "ranks of this node end; the node joins again above 1.125 times the first",
     "format": "`json` writes one object per line, the others one line per event",
 }
 """Of the flags that mean something else to `serve`, by their settings."""
@@ -66,8 +66,8 @@ class StopSettings:
         seconds,
         0.0,
         "SECONDS",
-        "time after SIGTERM for which the ranks go on, so that a head that is stopped at the same "
-        "moment can drain; 0 leaves at once, and ends the engine",
+        "how long the ranks keep running after SIGTERM, so that a head that is stopped at the "
+        "same moment can drain; 0 leaves at once, and ends the engine",
         shown="0",
     )
 

@@ -263,7 +263,7 @@ class Follower:
                 if self._engine is not None and self._engine.generation == generation:
                     self._stop_engine(reason)
             case Goodbye(reason):
-                self._lose_channel(f"the head leaves: {reason}", now_seconds)
+                self._lose_channel(f"the head is shutting down: {reason}", now_seconds)
             case _:
                 channel.refuse("malformed", "a message of the head arrived out of order")
 

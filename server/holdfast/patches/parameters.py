@@ -175,7 +175,7 @@ def check_size(values: Iterable[Any], *, sequences: int) -> None:
     copies = _copies(sequences)
     if size_bytes * copies > MAX_BYTES:
         raise VLLMValidationError(
-            f"The parameters of the request have {size_bytes} bytes, for {copies} sequences "
+            f"The parameters of the request take {size_bytes} bytes for {copies} sequences "
             f"(prompts times n); at most {MAX_BYTES} bytes are allowed for all of them."
         )
 
@@ -302,7 +302,7 @@ def _check_repetitions(wanted: Any) -> None:
     comparisons = (wanted.max_pattern_size**2 - unread**2) * wanted.min_count
     if wanted.max_pattern_size > 0 and comparisons > MAX_COMPARISONS:
         raise VLLMValidationError(
-            "The square of max_pattern_size, less that of min_pattern_size - 1, times min_count is "
+            "(max_pattern_size^2 - (min_pattern_size - 1)^2) * min_count is "
             f"{comparisons}; at most {MAX_COMPARISONS} is allowed.",
             parameter="repetition_detection",
         )

@@ -313,7 +313,7 @@ def call_native(function: Callable[..., Any], *args: Any, **options: Any) -> Any
 
 def _refused(most: str, where: str) -> VLLMValidationError:
     return VLLMValidationError(
-        f"There are more than {most} {where}, which is more than this model can take. Please "
+        f"The input has more than {most} {where}, the most that this model accepts. Please "
         "reduce the length of the input.",
         parameter="input_text",
     )

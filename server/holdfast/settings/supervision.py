@@ -114,9 +114,9 @@ class MemorySettings:
         memory_marks,
         None,
         "SIZE,SIZE,SIZE",
-        "three marks of the memory available to the host, or to the container: below the first, "
+        "three thresholds for the available memory of the host or container: below the first, "
         "long prompts wait; below the second, they are aborted; below the third, the engine is "
-        "replaced; 0 disables a mark",
+        "replaced; 0 disables a threshold",
         shown="4%, 2% and 1% of the total, at most 4GiB, 2GiB and 1GiB",
     )
 

@@ -138,7 +138,7 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     RankMetric(
         "memory_bytes",
         "gauge",
-        "What uses the device memory, as far as it was measured.",
+        "Device memory in use, by kind; a kind that was not measured is absent.",
         (*_RANK, "kind"),
         read=lambda rank: rank.memory,
         shown_until="sleep",
@@ -248,8 +248,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "engine_restarts_left",
         "gauge",
-        "Restarts that --max-engine-restarts still allows within the restart window; deaths that "
-        "requests, the host's memory or another node caused spend none.",
+        "Restarts that --max-engine-restarts still allows within the restart window; deaths caused "
+        "by requests, host memory or another node do not count.",
     ),
     Metric(
         "host_memory_available_bytes",
@@ -306,8 +306,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "log_stats",
         "gauge",
-        "Whether the engine reports its load and its work as vllm: series (1) or not (0, "
-        "--disable-log-stats).",
+        "Whether the engine exports the vllm: series (1); 0 with --disable-log-stats.",
     ),
     Metric("last_step_age_seconds", "gauge", "Time since any rank last finished an engine step."),
     Metric("requests_in_flight", "gauge", "Requests admitted and not yet fully answered."),

@@ -4,36 +4,36 @@ Runs in a process of its own, on any machine that reaches the server. The front 
 with a baseline by `agreement` and `baseline`, and shows the verdict of a run with `records`;
 `holdfast doctor` reads answers by `answers`.
 
-    command        the flags, the order, the exit code
-    runner         makes the checks one after the other; no check can end the run
-    check          a check, and what it needs before it can be made
-    target         the server over HTTP: every wait has a deadline
-    waiting        waits for a server that limits its requests
-    survey         what the server is: models, abilities, versions, and with Holdfast its status
-    vitals         what `/metrics` says of a server's health
-    course         what became of Holdfast's engines during the run
-    trial          what a check is given: it asks the server, and notes numbers and faults
-    options        what a user asks of the checks; `tasks` reads the file of a user's own
-    soak_plan      how long a soak lasts: `--hours`
-    baseline       the file of --record and --against, and how far a score may fall behind it
-    scoring        log-probs of token sequences, in the ways that vLLM offers
-    agreement      do two of them agree, within noise that was measured?
-    recorder       what becomes of the files of --record and --against
-    directories    makes the directories that a run writes to when it is over
-    streams        a stream of server-sent events, byte by byte
-    answers        reads values out of answers that may have any shape
-    packages       which packages of `holdfast[verify]` are here
-    other_tools    runs two of them in a process of its own, which reaches only the server
-    other_programs runs lm-eval, guidellm and aiperf, if they are installed
-    tokenizer_files where on this machine is the tokenizer that they need?
-    redaction      takes keys out of what is written
-    records        what a report is made of
-    checks/        the checks, one module a group; `checks/__init__.py` lists them all
-    report/        writes the report: JSON, Markdown, HTML, JUnit, in-toto
-    page           has a server show the verdict on its status page
-    progress       shows on a terminal or in a pipe what happens
-    interruption   Ctrl-C and SIGTERM
-    diff           `holdfast verify diff A B`; `comparison` compares the reports
+    command          the flags, the order, the exit code
+    runner           makes the checks one after the other; no check can end the run
+    check            a check, and what it needs before it can be made
+    target           the server over HTTP: every wait has a deadline
+    waiting          waits for a server that limits its requests
+    survey           what the server is: models, abilities, versions, and with Holdfast its status
+    vitals           what `/metrics` says of a server's health
+    course           what became of Holdfast's engines during the run
+    trial            what a check is given: it asks the server, and notes numbers and faults
+    options          what a user asks of the checks; `tasks` reads the file of a user's own
+    soak_plan        how long a soak lasts: `--hours`
+    baseline         the file of --record and --against, and how far a score may fall behind it
+    scoring          log-probs of token sequences, in the ways that vLLM offers
+    agreement        do two of them agree, within noise that was measured?
+    recorder         what becomes of the files of --record and --against
+    directories      makes the directories that a run writes to when it is over
+    streams          a stream of server-sent events, byte by byte
+    answers          reads values out of answers that may have any shape
+    packages         which packages of `holdfast[verify]` are here
+    other_tools      runs two of them in a process of its own, which reaches only the server
+    other_programs   runs lm-eval, guidellm and aiperf, if they are installed
+    tokenizer_files  where on this machine is the tokenizer that they need?
+    redaction        takes keys out of what is written
+    records          what a report is made of
+    checks/          the checks, one module a group; `checks/__init__.py` lists them all
+    report/          writes the report: JSON, Markdown, HTML, JUnit, in-toto
+    page             has a server show the verdict on its status page
+    progress         shows on a terminal or in a pipe what happens
+    interruption     Ctrl-C and SIGTERM
+    diff             `holdfast verify diff A B`; `comparison` compares the reports
 
 To add a group: write `checks/NAME.py` with a tuple `CHECKS` of `Check`, and add the tuple to `ALL`
 in `checks/__init__.py`. Each check has a row in `docs/verifying.md`, and a defect of

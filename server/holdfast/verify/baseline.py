@@ -227,7 +227,7 @@ def _recorded(share: Number, key: str, baseline: Baseline) -> Score | None:
 def _check_schema(document: Any) -> None:
     found = document.get("schema") if isinstance(document, dict) else None
     if found != SCHEMA:
-        raise ValueError(f"its schema is {str(found)[:60]!r} and not {SCHEMA!r}")
+        raise ValueError(f"its schema is {str(found)[:60]!r} instead of {SCHEMA!r}")
 
 
 def _unpacked(path: Path) -> bytes:

@@ -245,5 +245,5 @@ def _make_directory(path: Path) -> None:
         make_writable(path)
     except OSError as error:
         raise UsageError(
-            f"--out: {path} takes no report: {error}.", remedy="name another directory."
+            f"--out: cannot write a report to {path}: {error}.", remedy="name another directory."
         ) from None

@@ -47,7 +47,7 @@ _DIE_WITH_PARENT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class OtherProgram:
     """A program, by the name of its command."""
 
     name: str
@@ -63,14 +63,14 @@ class Program:
     """What it has in its environment beside what all of them have; an empty one is unset."""
 
 
-def path_of(program: Program) -> str | None:
+def path_of(program: OtherProgram) -> str | None:
     """Where the program is, on PATH or beside our Python; None if it is not installed."""
     beside = str(Path(sys.executable).parent)
     return shutil.which(program.name) or shutil.which(program.name, path=beside)
 
 
 async def results_of(
-    program: Program, trial: Trial, arguments: Callable[[Path], Sequence[str]]
+    program: OtherProgram, trial: Trial, arguments: Callable[[Path], Sequence[str]]
 ) -> Mapping[str, Any]:
     """The results of a program that is told a directory to write them to, which is then removed.
 
@@ -96,7 +96,10 @@ async def results_of(
 
 
 async def _run(
-    program: Program, command: Sequence[str], environment: Mapping[str, str], secrets: Sequence[str]
+    program: OtherProgram,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    secrets: Sequence[str],
 ) -> None:
     """Wait for the end of the command.
 
@@ -126,7 +129,7 @@ async def _run(
         raise InconclusiveError(f"{program.name} ended with {code}: {excerpt(last)}")
 
 
-def _why(program: Program, said: bytes) -> str:
+def _why(program: OtherProgram, said: bytes) -> str:
     """The last line that says why it failed."""
     _, *whole = said.decode("utf-8", "replace").splitlines() or [""]  # the first one may be cut
     complaints = [line for line in whole if program.complaint and program.complaint in line]
@@ -143,7 +146,7 @@ def _kill(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _environment(program: Program, trial: Trial, directory: Path) -> Mapping[str, str]:
+def _environment(program: OtherProgram, trial: Trial, directory: Path) -> Mapping[str, str]:
     """That of this process, without another server's key and with what keeps a program at home."""
     own = {program.key_variable: trial.target.api_key}
     changed = {**_VARIABLES, **program.variables, **own}
@@ -151,7 +154,7 @@ def _environment(program: Program, trial: Trial, directory: Path) -> Mapping[str
     return {name: value for name, value in given.items() if value or name not in changed}
 
 
-def _read(program: Program, directory: Path) -> Mapping[str, Any]:
+def _read(program: OtherProgram, directory: Path) -> Mapping[str, Any]:
     """Raise InconclusiveError if there is no JSON object."""
     for path in directory.glob(program.results):
         if path.stat().st_size <= _MAX_BYTES:

@@ -78,7 +78,7 @@ def judge(results: Sequence[CheckResult], *, is_interrupted: bool) -> tuple[Verd
         return Verdict.INCONCLUSIVE, f"inconclusive: {', '.join(unjudged)}"
     if not (named[CheckStatus.PASSED] or named[CheckStatus.WARNED]):
         return Verdict.INCONCLUSIVE, "every check was skipped"
-    return Verdict.PASSED, "every check that was made passed"
+    return Verdict.PASSED, "every check that ran passed"
 
 
 def _not_made(check: Check, context: RunContext, obstacle: str) -> CheckResult | None:
@@ -181,7 +181,7 @@ async def _obstacle_after(result: CheckResult, context: RunContext) -> str:
     if context.interrupted.is_set():
         return INTERRUPTED
     if is_lost:
-        return f"the server did not answer any more after {result.group}.{result.name}"
+        return f"the server stopped answering after {result.group}.{result.name}"
     return ""
 
 

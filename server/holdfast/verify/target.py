@@ -235,7 +235,9 @@ class Target:
                 finally:
                     await response.aclose()
         except TimeoutError:
-            raise NoAnswerError(request, f"no whole answer in {deadline_seconds:.0f} s") from None
+            raise NoAnswerError(
+                request, f"no complete answer within {deadline_seconds:.0f} s"
+            ) from None
         except httpx.HTTPError as error:
             why = f"{type(error).__name__} {error}".rstrip()
             raise NoAnswerError(request, why) from error

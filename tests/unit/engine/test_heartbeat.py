@@ -254,7 +254,7 @@ def test_an_idle_engine_gets_a_canary_a_minute() -> None:
         (
             CanaryAnswer(9, {7: -0.25, 9: -2.0}),
             False,
-            "took token 9, which is not the recorded one",
+            "chose token 9 instead of the recorded one",
         ),
         (CanaryAnswer(), None, ""),
     ],

@@ -13,7 +13,7 @@ import pytest
 from holdfast.errors import UsageError
 from holdfast.verify.baseline import Baseline, Score, read_baseline
 from holdfast.verify.checks import skill
-from holdfast.verify.checks.skill.lm_eval import Metric, metrics_of, tasks_of
+from holdfast.verify.checks.skill.lm_eval import TaskMetric, metrics_of, tasks_of
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus
 from openai_double import OpenAIDouble
@@ -123,9 +123,9 @@ def test_a_number_that_is_no_share_is_only_reported() -> None:
         "n-samples": {"brier": {"effective": 9}, "mt": {"effective": 9}},
     }
     assert list(metrics_of(told)) == [
-        Metric("lm-eval brier: brier,none", 0.2, 0.01, 0),
-        Metric("lm-eval mt: bleu,none", 0.7, 0.1, 0),
-        Metric("lm-eval wiki: ppl,none", 12.5, None, 0),
+        TaskMetric("lm-eval brier: brier,none", 0.2, 0.01, 0),
+        TaskMetric("lm-eval mt: bleu,none", 0.7, 0.1, 0),
+        TaskMetric("lm-eval wiki: ppl,none", 12.5, None, 0),
     ]
 
 

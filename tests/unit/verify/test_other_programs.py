@@ -19,14 +19,14 @@ import pytest
 
 from asgi_server import serving
 from holdfast.verify.options import Options
-from holdfast.verify.other_programs import Program, path_of, results_of
+from holdfast.verify.other_programs import OtherProgram, path_of, results_of
 from holdfast.verify.survey import survey
 from holdfast.verify.target import Target
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 from openai_double import OpenAIDouble
 from stand_in_programs import install, install_none
 
-TOOL = Program("a-tool", "pip install a-tool", results="**/told.json")
+TOOL = OtherProgram("a-tool", "pip install a-tool", results="**/told.json")
 KEY = "sk-holdfast-0123456789"
 TELLS = """
 told = {"arguments": sys.argv[1:], "variables": dict(os.environ)}
@@ -55,7 +55,7 @@ def arguments(directory: Path) -> Sequence[str]:
     return ["run", f"--out={directory}"]
 
 
-def told(key: str = "", user: str = "", tool: Program = TOOL) -> Mapping[str, Any]:
+def told(key: str = "", user: str = "", tool: OtherProgram = TOOL) -> Mapping[str, Any]:
     """What the program writes."""
 
     async def tell() -> Mapping[str, Any]:
@@ -99,7 +99,7 @@ def test_nothing_is_downloaded_or_reported(monkeypatch: pytest.MonkeyPatch, tmp_
     found = told()["variables"]
     assert (found["HF_HUB_OFFLINE"], found["HF_DATASETS_OFFLINE"]) == ("1", "1")
     assert (found["DO_NOT_TRACK"], found["HF_HUB_DISABLE_TELEMETRY"]) == ("1", "1")
-    own = Program("a-tool", "", results="**/told.json", variables={"HF_HUB_OFFLINE": ""})
+    own = OtherProgram("a-tool", "", results="**/told.json", variables={"HF_HUB_OFFLINE": ""})
     assert "HF_HUB_OFFLINE" not in told(tool=own)["variables"]
 
 
@@ -135,7 +135,7 @@ def test_a_complaint_is_preferred_to_the_last_line(
     body = "print('hi')\nprint('1:00 ERROR nothing answers')\nsys.exit('Log: x.log')"
     install(monkeypatch, tmp_path, "a-tool", body)
     with pytest.raises(InconclusiveError, match=r"1:00 ERROR nothing answers$"):
-        told(tool=Program("a-tool", "", results="x", complaint=" ERROR "))
+        told(tool=OtherProgram("a-tool", "", results="x", complaint=" ERROR "))
 
 
 def test_a_program_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

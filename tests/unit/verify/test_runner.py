@@ -236,7 +236,7 @@ def test_the_checks_after_the_end_of_a_server_are_skipped() -> None:
     made = results(app, checks)
     assert made["wire.a"].status is CheckStatus.FAILED
     assert made["wire.b"].status is CheckStatus.SKIPPED
-    assert made["wire.b"].reason == "the server did not answer any more after wire.a"
+    assert made["wire.b"].reason == "the server stopped answering after wire.a"
 
 
 def test_a_server_that_hangs_does_not_delay_an_interruption() -> None:

@@ -28,7 +28,7 @@ _LATER = {
     NO_ROOM: "The grammars of all requests take the engine too much memory. Try again later.",
     NOT_COMPILED: "The grammars of other requests take the engine too long. Try again later.",
 }
-_DEAD_END = "The answer came to a point at which the grammar allows no token."
+_DEAD_END = "The answer reached a point where the grammar allows no token."
 
 
 async def refusing(

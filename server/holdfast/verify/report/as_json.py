@@ -44,7 +44,7 @@ def read(path: Path) -> Report:
         found = document.get("schema") if isinstance(document, dict) else None
         if found == SCHEMA:
             return _REPORT.validate_python(document)
-        why = f"its schema is {str(found)[:60]!r} and not {SCHEMA!r}"
+        why = f"its schema is {str(found)[:60]!r} instead of {SCHEMA!r}"
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

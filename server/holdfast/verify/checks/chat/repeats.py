@@ -53,7 +53,7 @@ CHECKS = (
         "seeds",
         "chat",
         seeds,
-        "A seed gives the same answer each time, and another seed another one.",
+        "The same seed gives the same answer each time, and another seed a different one.",
         needs=("chat",),
     ),
 )

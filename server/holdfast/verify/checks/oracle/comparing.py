@@ -43,9 +43,9 @@ async def prompts(trial: Trial) -> None:
         elif tuple(ids) != one.token_ids:
             is_day = one.is_chat and await differ_in_days(trial, one.token_ids, ids, recorded_at)
             if is_day:
-                trial.warn(f"the {name} becomes a prompt with another day, and the same else")
+                trial.warn(f"the {name} becomes a prompt that differs only in its date")
             else:
-                trial.blame(f"the {name} becomes other token ids")
+                trial.blame(f"the {name} is tokenized differently now")
     trial.measure("prompts that differ", len(trial.faults), limit=equal_to(0))
     trial.measure("prompts", len(texts))
 

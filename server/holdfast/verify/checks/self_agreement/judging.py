@@ -123,7 +123,7 @@ def judge(
     trial.measure(f"{name}: median difference", found.median, "nat", median)
     trial.measure(f"{name}: greatest difference", found.greatest, "nat", greatest)
     others = sum(len(other_choices(*pair, limits)) for pair in pairs)
-    trial.measure(f"{name}: other first choices", others, limit=equal_to(0))
+    trial.measure(f"{name}: first choices that differ", others, limit=equal_to(0))
     trial.draw(name, "position", "greatest difference [nat]", found.points, greatest)
 
 

@@ -15,12 +15,14 @@ from holdfast.errors import UsageError
 from holdfast.verify.answers import dig_or, excerpt
 from holdfast.verify.baseline import LM_EVAL
 from holdfast.verify.check import Check
-from holdfast.verify.other_programs import Program, path_of, results_of
+from holdfast.verify.other_programs import OtherProgram, path_of, results_of
 from holdfast.verify.target import PATIENT_SECONDS
 from holdfast.verify.tokenizer_files import tokenizer_directory
 from holdfast.verify.trial import CHAT, COMPLETIONS, InconclusiveError, SkippedError, Trial
 
-PROGRAM = Program("lm_eval", "pip install 'lm-eval[api]' transformers", results="**/results_*.json")
+PROGRAM = OtherProgram(
+    "lm_eval", "pip install 'lm-eval[api]' transformers", results="**/results_*.json"
+)
 _REMEDY = "correct the tasks; nothing is downloaded, so their data must be in Hugging Face's cache"
 _AT_ONCE = 8
 _NAME = re.compile(r"[^\s,-][^\s,]*")
@@ -28,7 +30,7 @@ _DIGEST_CHARACTERS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class TaskMetric:
     """One number that lm-eval gives for a task."""
 
     name: str
@@ -78,7 +80,7 @@ async def lm_eval(trial: Trial) -> None:
         raise InconclusiveError("lm_eval gives no number for these tasks")
 
 
-def metrics_of(results: Mapping[str, Any]) -> Iterator[Metric]:
+def metrics_of(results: Mapping[str, Any]) -> Iterator[TaskMetric]:
     """The numbers of each task; a group that has its own stands for its tasks."""
     every: dict[str, Any] = dig_or(results, "results", default={})
     for task in sorted(every.keys() - _members(results)):
@@ -89,7 +91,7 @@ def metrics_of(results: Mapping[str, Any]) -> Iterator[Metric]:
                 continue
             error = entry.get(f"{metric}_stderr,{kind}")
             is_share = _is_share(results, task, metric, value)
-            yield Metric(
+            yield TaskMetric(
                 name=excerpt(f"{LM_EVAL}{task}: {key}{_asked(results, task)}"),
                 value=float(value),
                 error=float(error) if _is_number(error) else None,
@@ -102,7 +104,7 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
     return is_one and math.isfinite(value)
 
 
-def _note(trial: Trial, metric: Metric) -> None:
+def _note(trial: Trial, metric: TaskMetric) -> None:
     if metric.of:
         trial.score(metric.name, metric.value * metric.of, metric.of)
         if trial.baseline is not None and trial.numbers[-1].limit is None:

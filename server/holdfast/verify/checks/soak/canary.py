@@ -28,7 +28,7 @@ async def canary(trial: Trial) -> None:
     changed = [one for one in later if one.text != first.text]
     trial.measure("answers that changed", len(changed), limit=equal_to(0))
     if changed:
-        said = changed[0].broken or "a greedy answer is another one"
+        said = changed[0].broken or "a greedy answer has changed"
         trial.blame(f"{_when(changed[0])}: {said}")
 
 
@@ -53,7 +53,7 @@ async def agreement(trial: Trial) -> None:
         _judge(trial, "behind a prefix from the cache", behind, limits)
     pairs = [pair for one in scored for pair in ((one.decode, one.again), (one.cached, one.cold))]
     others = sum(len(other_choices(*pair, limits)) for pair in pairs)
-    trial.measure("other first choices", others, limit=equal_to(0))
+    trial.measure("first choices that differ", others, limit=equal_to(0))
 
 
 def _looks(history: SoakHistory) -> Sequence[Look]:

@@ -144,7 +144,7 @@ async def load(trial: Trial) -> None:
         await Soak(trial, history).run()
     except LostError:
         # Not as one more fault: a report keeps only the first ones.
-        trial.warn(f"the soak was given up after {_MOST_ERRORS_IN_A_ROW} errors in a row")
+        trial.warn(f"the soak stopped after {_MOST_ERRORS_IN_A_ROW} errors in a row")
     finally:
         _note(trial, history)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.verify.answers import dig_or
 from holdfast.verify.check import Check
-from holdfast.verify.other_programs import Program, path_of, results_of
+from holdfast.verify.other_programs import OtherProgram, path_of, results_of
 from holdfast.verify.records import equal_to
 from holdfast.verify.tokenizer_files import tokenizer_directory
 from holdfast.verify.trial import CHAT, COMPLETIONS, InconclusiveError, SkippedError, Trial
@@ -26,13 +26,13 @@ _PROMPT_TOKENS, _ANSWER_TOKENS = 64, 16
 _NOWHERE = "http://127.0.0.1:9"
 _PLAIN = re.compile(r"[\w./:@+-]+")
 
-GUIDELLM = Program(
+GUIDELLM = OtherProgram(
     "guidellm",
     "pip install guidellm",
     results="results.json",
     key_variable="GUIDELLM__SPEC__BACKEND__API_KEY",
 )
-AIPERF = Program(
+AIPERF = OtherProgram(
     "aiperf",
     "pip install aiperf",
     results="**/profile_export_aiperf.json",
@@ -43,7 +43,7 @@ AIPERF = Program(
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ClientLoad:
     """What a client saw; a number that it does not give is None."""
 
     answered: float | None
@@ -68,7 +68,7 @@ async def aiperf(trial: Trial) -> None:
     _judge(trial, _of_aiperf(found))
 
 
-def _judge(trial: Trial, load: Load) -> None:
+def _judge(trial: Trial, load: ClientLoad) -> None:
     """Only answers are required: how fast they are depends on the machine.
 
     Raises:
@@ -88,7 +88,7 @@ def _judge(trial: Trial, load: Load) -> None:
             trial.measure(name, value, unit)
 
 
-def _tokenizer(trial: Trial, program: Program) -> str:
+def _tokenizer(trial: Trial, program: OtherProgram) -> str:
     """The directory of the tokenizer.
 
     Raises:
@@ -137,12 +137,12 @@ def _for_guidellm(trial: Trial, tokenizer: str, directory: Path) -> Sequence[str
     return ["run", f"--config={plan}", "--disable-progress"]
 
 
-def _of_guidellm(results: Mapping[str, Any]) -> Load:
+def _of_guidellm(results: Mapping[str, Any]) -> ClientLoad:
     path = ("benchmarks", 0, "metrics")
     requests = (*path, "request_totals")
     first, output = (*path, "time_to_first_token_ms"), (*path, "output_tokens_per_second")
     unfinished = [_number(results, *requests, one) or 0 for one in ("errored", "incomplete")]
-    return Load(
+    return ClientLoad(
         answered=_number(results, *requests, "successful"),
         errors=sum(unfinished),
         median_ms=_number(results, *first, "successful", "median"),
@@ -180,8 +180,8 @@ def _for_aiperf(trial: Trial, tokenizer: str, directory: Path) -> Sequence[str]:
     ]
 
 
-def _of_aiperf(results: Mapping[str, Any]) -> Load:
-    return Load(
+def _of_aiperf(results: Mapping[str, Any]) -> ClientLoad:
+    return ClientLoad(
         answered=_number(results, "request_count", "avg"),
         errors=_number(results, "error_request_count", "avg") or 0,
         median_ms=_number(results, "time_to_first_token", "p50"),

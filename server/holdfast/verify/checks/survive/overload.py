@@ -1,4 +1,4 @@
-"""Does the server refuse in order what is too much for it?"""
+"""Does an overloaded server refuse requests cleanly?"""
 
 from __future__ import annotations
 

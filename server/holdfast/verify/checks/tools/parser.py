@@ -108,7 +108,7 @@ CHECKS = (
         "parser",
         "tools",
         parser,
-        "Every call that the model writes comes back as a call, also a second one.",
+        "Every call that the model writes comes back as a call, even a second one.",
         needs=("tools", "completions", "tokenize"),
     ),
 )

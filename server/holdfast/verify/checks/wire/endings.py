@@ -79,6 +79,6 @@ CHECKS = (
         "stop",
         "wire",
         stop,
-        "A stop text ends the answer just before it, also where it spans tokens of a stream.",
+        "A stop text ends the answer just before it, even where it spans several tokens.",
     ),
 )

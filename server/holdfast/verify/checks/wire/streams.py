@@ -183,6 +183,6 @@ CHECKS = (
         "client_leaves",
         "wire",
         client_leaves,
-        "Clients that leave in the middle of a stream hinder nobody, and free the engine.",
+        "Clients that disconnect during a stream do not affect others, and free the engine.",
     ),
 )
