@@ -55,7 +55,7 @@ def reasons_of(run: Run) -> dict[str, str]:
 
 def test_every_check_of_standard_passes(demo: Server) -> None:
     """Nothing fails or is left open; in float32 on a CPU, noise is none."""
-    made = results_at(demo.url, of_standard())
+    made = results_at(demo.url, of_standard(beyond_the_demo()))
     reasons = {name: made[name].reason for name in not_passed(made)}
     skipped = dict.fromkeys(("survive.death", "self.beside_adapter"), CheckStatus.SKIPPED)
     assert not_passed(made) == skipped, reasons

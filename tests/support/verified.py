@@ -38,7 +38,10 @@ OF_THE_MODEL = ("chat", "tools", "skill")
 BEYOND_RANDOM_WEIGHTS = (*OF_THE_MODEL, "self.needles", "wire.provider_check")
 """How the names of checks begin that random weights cannot pass."""
 
-BEYOND_TRAINED_WEIGHTS = ("self.needles", "tools.probe", "tools.replay", "skill.own_tasks")
+BEYOND_TRAINED_WEIGHTS = (
+    *("self.needles", "tools.probe"),
+    *("tools.replay", "skill.own_tasks", "skill.lm_eval"),
+)
 """The checks that the trained demo does not pass: the first is too hard for a model of its size,
 the second warns of its calls, as `docs/demo-model.md` says, and the others find nothing to judge in
 this server."""
@@ -49,14 +52,14 @@ def beyond_the_demo() -> tuple[str, ...]:
     return BEYOND_TRAINED_WEIGHTS if is_trained() else BEYOND_RANDOM_WEIGHTS
 
 
-def of_standard() -> list[Check]:
-    """Return the checks of profile standard that a model with random weights can pass."""
+def of_standard(beyond: tuple[str, ...] = BEYOND_RANDOM_WEIGHTS) -> list[Check]:
+    """Return the checks of profile standard that a model can pass."""
     return [
         check
         for check in ALL
         if "standard" in check.profiles
         and oracle.is_asked_for(check, Options())
-        and not check.full_name.startswith(BEYOND_RANDOM_WEIGHTS)
+        and not check.full_name.startswith(beyond)
     ]
 
 
