@@ -29,6 +29,7 @@ from holdfast.atomic_files import (
     write_atomically,
     written_while_alive,
 )
+from holdfast.errors import ProbeTooSlowError
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class ProbeJournal:
         self._known_forbidden_tokens = known_forbidden_tokens
         self._known_forbidden_pixels = known_forbidden_pixels
         self.unproven_pixels: int | None = None
-        """The image whose attempt runs or has failed; None if the last one was served."""
+        """The image whose attempt runs or has failed; None if it was served or took too long."""
         name = f"probe-{_digest(fingerprint)}"
         self.path = directory / f"{name}-{secrets.token_hex(4)}.json" if directory else None
         """The file of the current attempt of this process."""
@@ -103,8 +104,12 @@ class ProbeJournal:
     def image_attempt(self, pixels: int) -> Iterator[None]:
         """While entered, a file on disk says that an image of `pixels` is being tried."""
         self.unproven_pixels = pixels
-        with self._attempt(_IMAGE, pixels, f"images of {pixels} pixels and more"):
-            yield
+        try:
+            with self._attempt(_IMAGE, pixels, f"images of {pixels} pixels and more"):
+                yield
+        except ProbeTooSlowError:  # the engine goes on, so it has not taken the memory
+            self.unproven_pixels = None
+            raise
         self.unproven_pixels = None
 
     @contextmanager

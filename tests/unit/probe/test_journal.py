@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ProbeFailedError
+from holdfast.errors import ProbeFailedError, ProbeTooSlowError
 from holdfast.probe import ProbeJournal, ProbeJournals
 from killed_probe import kill_during_last
 
@@ -35,11 +35,14 @@ def test_an_image_that_took_the_machine_down_forbids_no_context(tmp_path: Path) 
 
 
 def test_an_image_is_forbidden_once_its_attempt_has_failed(tmp_path: Path) -> None:
-    """By this process at once, and by later ones on this host; one that was served never is."""
+    """By this process at once, and by later ones on this host; not if it was served, or slow."""
     journals = ProbeJournals(tmp_path)
     journal = journals.opened("f")
     with journal.image_attempt(768):
         pass
+    assert journals.forbid_unproven_image() == 0
+    with pytest.raises(ProbeTooSlowError), journal.image_attempt(1536):
+        raise ProbeTooSlowError("late")
     assert journals.forbid_unproven_image() == 0
     with pytest.raises(ProbeFailedError), journal.image_attempt(3072):
         raise ProbeFailedError("no")
