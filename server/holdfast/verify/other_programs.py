@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 _MAX_BYTES = 64 * 1024 * 1024
 """Of a program's results."""
 _END_SECONDS = 10.0
+_POLL_SECONDS = 0.2
 _VARIABLES = {
     "DO_NOT_TRACK": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -115,18 +116,23 @@ async def _run(
         env=environment,
         start_new_session=True,
     )
-    code = None
+    reading = asyncio.create_task(tail_of(process.stdout))
+    children = set[psutil.Process]()
     try:
-        said = await tail_of(process.stdout)
-        code = await process.wait()
+        # `wait` would also wait for any process that has the pipe.
+        while process.returncode is None:
+            children |= _children(process.pid)
+            await asyncio.sleep(_POLL_SECONDS)
     finally:
-        if code is None:
-            _kill(process.pid)
-            with suppress(TimeoutError):  # a process that is not found may hold the pipe
-                await asyncio.wait_for(process.communicate(), _END_SECONDS)
-    if code:
+        _kill(process.pid, children | _children(process.pid))
+        await asyncio.wait({reading}, timeout=_END_SECONDS)
+        reading.cancel()  # a process that was not found may hold the pipe
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _END_SECONDS)
+    if process.returncode:
+        said = b"" if reading.cancelled() or not reading.done() else reading.result()
         last = redacted(_why(program, said), secrets)
-        raise InconclusiveError(f"{program.name} ended with {code}: {excerpt(last)}")
+        raise InconclusiveError(f"{program.name} ended with {process.returncode}: {excerpt(last)}")
 
 
 def _why(program: OtherProgram, said: bytes) -> str:
@@ -136,14 +142,21 @@ def _why(program: OtherProgram, said: bytes) -> str:
     return complaints[-1] if complaints else last_line(said)
 
 
-def _kill(pid: int) -> None:
-    """Kill the process with its children, also those that have left its group or outlived it."""
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
+def _children(pid: int) -> set[psutil.Process]:
+    """The children of the process, and theirs; none when it has ended."""
+    try:
+        return {*psutil.Process(pid).children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def _kill(pid: int, children: Iterable[psutil.Process]) -> None:
+    """Kill the group of the process, and children that have left it, also if it has ended."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
+    for child in children:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 def _environment(program: OtherProgram, trial: Trial, directory: Path) -> Mapping[str, str]:

@@ -41,7 +41,7 @@ def _directory(name: str, revision: str) -> Path | None:
             with suppress(OSError, UnicodeDecodeError):
                 revision = (path / "refs" / "main").read_text().strip()
         path = path / "snapshots" / revision if _COMMIT.fullmatch(revision) else path / "none"
-    return path if path.is_dir() else None
+    return path if os.path.isdir(path) else None  # noqa: PTH112 - Path raises for a long name
 
 
 def _hub_cache() -> Path:

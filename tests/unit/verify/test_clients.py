@@ -108,6 +108,17 @@ def test_an_answer_that_is_missing_fails(
     assert f"answered is {answered}" in result.reason
 
 
+def test_a_server_that_generates_nothing_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """Such as one of embeddings: the program is not begun."""
+    noted = stand_in(monkeypatch, tmp_path, name, 0, 40)
+    app = double(tmp_path)
+    app.without("/v1/chat/completions", "/v1/completions")
+    assert asked(name, app).status is CheckStatus.SKIPPED
+    assert not noted.exists()
+
+
 def test_results_of_another_shape_are_no_answers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:

@@ -205,6 +205,17 @@ def test_what_is_not_on_this_machine_is_told(
     assert "nothing is downloaded" in result.remedy
 
 
+def test_tasks_that_take_too_long_fail_no_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A user has asked for too many."""
+    install(monkeypatch, tmp_path, "lm_eval", "time.sleep(600)")
+    monkeypatch.setattr("holdfast.verify.checks.skill.lm_eval._RUN_SECONDS", 0.5)
+    result = result_of(OpenAIDouble(), Options(lm_eval="arc"))
+    assert result.status is CheckStatus.INCONCLUSIVE
+    assert "did not end within" in result.reason
+
+
 def test_without_the_flag_it_is_skipped() -> None:
     """And says how to ask for it."""
     result = result_of(OpenAIDouble(), Options())
@@ -220,6 +231,13 @@ def test_a_directory_of_tasks_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.chdir(tmp_path)
     assert tasks_of("own") == str(tmp_path / "own")
     assert tasks_of("arc_easy,mmlu_*") == "arc_easy,mmlu_*"
+
+
+def test_a_long_list_of_tasks_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Though no file may have such a name."""
+    install(monkeypatch, tmp_path, "lm_eval", "")
+    given = ",".join(["arc_easy"] * 40)
+    assert tasks_of(given) == given
 
 
 @pytest.mark.parametrize("given", ["", "arc,,mmlu", "--limit", "two words"])

@@ -39,6 +39,12 @@ Path(given("--out"), "noted").write_text(json.dumps([os.getpid(), child.pid, giv
 Path(given("--out"), "noted").rename({where!r})
 time.sleep(600)
 """
+LEAVES = """
+child = subprocess.Popen(["sleep", "600"]{output}{group})
+Path({where!r}).write_text(str(child.pid))
+time.sleep(1)
+"""
+"""Long enough to be seen."""
 DEADLINE_SECONDS = 60
 
 
@@ -63,6 +69,19 @@ def told(key: str = "", user: str = "", tool: OtherProgram = TOOL) -> Mapping[st
             return await results_of(tool, trial, arguments)
 
     return asyncio.run(tell())
+
+
+@pytest.mark.parametrize("output", ["", ", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"])
+@pytest.mark.parametrize("group", ["", ", start_new_session=True"])
+def test_what_outlives_it_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, output: str, group: str
+) -> None:
+    """Whether or not that has its output still, or is in a session of its own."""
+    noted = tmp_path / "noted"
+    begun = LEAVES.format(output=output, group=group, where=str(noted))
+    install(monkeypatch, tmp_path, "a-tool", begun + TELLS)
+    assert told()["arguments"][0] == "run"
+    assert not psutil.wait_procs(processes(int(noted.read_text())), timeout=DEADLINE_SECONDS)[1]
 
 
 def test_its_results_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

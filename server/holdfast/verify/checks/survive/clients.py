@@ -96,6 +96,8 @@ def _tokenizer(trial: Trial, program: OtherProgram) -> str:
     """
     if path_of(program) is None:
         raise SkippedError(f"{program.name} is not installed", program.remedy)
+    if not {"chat", "completions"} & set(trial.server.abilities):
+        raise SkippedError("the server generates no text")
     found = tokenizer_directory(trial.server)
     if found is None:
         raise SkippedError(

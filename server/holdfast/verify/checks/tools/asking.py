@@ -42,6 +42,8 @@ def named(name: str) -> Body:
     return {"type": "function", "function": {"name": name}}
 
 
+ASKED = "get_weather"
+"""The function that a forced call is first tried with."""
 WEATHER = function(
     "get_weather",
     "Get the current weather of a city.",
@@ -78,7 +80,7 @@ def bodies(trial: Trial) -> tuple[Body, ...]:
     named_city = "What is the weather in Lisbon?"
     required_city = "I need the weather in Oslo."
     return (
-        trial.chat_body(named_city, **options, tool_choice=named("get_weather")),
+        trial.chat_body(named_city, **options, tool_choice=named(ASKED)),
         trial.chat_body(required_city, **options, tool_choice=REQUIRED),
         trial.chat_body("What is the weather in Paris now? Use the tool.", **options),
         several(trial),

@@ -15,7 +15,14 @@ from typing import Any
 
 from holdfast.verify.answers import beginning
 from holdfast.verify.check import FROM_STANDARD, Check
-from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, Body, function, named
+from holdfast.verify.checks.tools.asking import (
+    ANSWER_TOKENS,
+    ASKED,
+    Body,
+    function,
+    named,
+    refused_choices,
+)
 from holdfast.verify.checks.tools.calls import (
     Turn,
     is_cut,
@@ -66,6 +73,8 @@ _WHOLE = (
 
 async def schemas(trial: Trial) -> None:
     """Each case once at once and once as a stream."""
+    if said := (await trial.once(refused_choices)).get(str(named(ASKED))):
+        raise SkippedError(f"no function can be forced: {said}")
     known = cases(_FULL_CASES if trial.profile == "full" else _STANDARD_CASES)
     room = asyncio.Semaphore(_AT_ONCE)
 
