@@ -298,7 +298,7 @@ def test_a_save_that_begins_while_a_probe_waits_is_not_cut_off(tmp_path: Path) -
         await asyncio.sleep(0)
         world.engines[0].is_paused = True
         llm.release()
-        with pytest.raises(ConflictError, match="no steps"):
+        with pytest.raises(ConflictError, match="not running steps"):
             await answer
         await running.task
         assert life.supervisor.state is State.READY
