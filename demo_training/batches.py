@@ -8,11 +8,12 @@ from random import Random
 
 import torch
 
-from demo_training.chats import Example, example_of, example_of_text
+from demo_training.chats import Example, example_of, example_of_dialogue, example_of_text
 from demo_training.course import Course, drill_share
 from demo_training.drills import draw_drill
 from demo_training.lessons import Lesson
 from demo_training.skills import draw_fine_tuning_lesson, draw_lesson
+from demo_training.skills.needles import draw_long_text
 from demo_training.skills.texts import draw_text
 from holdfast.demo.files import MAX_MODEL_TOKENS
 from holdfast.demo.tokenizer import PAD_ID
@@ -21,6 +22,8 @@ MAX_BATCH_TOKENS = 1024
 """What fits into the caches of a core, and parts a step into halves of about the same work."""
 _TEXT_SHARE = 0.08
 _FAR_SHARE = 0.3
+_GROWING, _FULL = (0.75, 1 / 2), (0.9, 1 / 3)
+"""The shortest of the long texts, as a share of the longest, and the part that is early."""
 _BREAKS = frozenset(b".\n")
 _NOT_TAUGHT = -100
 """The label that torch's cross entropy leaves out."""
@@ -36,12 +39,23 @@ class Batch:
 
 
 def step_batches(course: Course, step: int) -> list[Batch]:
-    """The batches of one step, shortest examples first."""
+    """The batches of one step, shortest examples first, then the long texts."""
     random = Random(f"{course.seed} {step}")
     share = drill_share(step)
     draw = draw_fine_tuning_lesson if course.is_fine_tuning(step) else draw_lesson
     examples = [_draw_example(random, share, draw) for _ in range(course.lessons_per_step)]
-    return [batch_of(group, random) for group in grouped(examples)]
+    batches = [batch_of(group, random) for group in grouped(examples)]
+    if course.has_long_texts(step):
+        batches += _long_texts(course, step, random)
+    return batches
+
+
+def _long_texts(course: Course, step: int, random: Random) -> list[Batch]:
+    """Texts of about one length, so that each core has the same work."""
+    shortest, early = _FULL if course.has_full_texts(step) else _GROWING
+    tokens = int(course.longest_text_tokens(step) * random.uniform(shortest, 1.0))
+    texts = [draw_long_text(random, tokens, early) for _ in range(course.long_texts_per_step)]
+    return [batch_of([example_of_dialogue(text)]) for text in texts]
 
 
 def grouped(examples: list[Example]) -> Iterator[list[Example]]:
@@ -70,6 +84,8 @@ def batch_of(examples: list[Example], random: Random | None = None) -> Batch:
         sequence = torch.tensor(example.tokens)
         tokens[row, :length] = sequence
         labels[row, first - 1 : length - 1] = sequence[first:]
+        for read in example.only_read:
+            labels[row, read.start - 1 : read.stop - 1] = _NOT_TAUGHT
         if random is not None and random.random() < _FAR_SHARE:
             _open_gap(positions[row], example, random)
     return Batch(tokens, positions, labels)

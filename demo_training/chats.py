@@ -9,6 +9,8 @@ from demo_training.lessons import Lesson, Tool, Turn
 from holdfast.demo.tokenizer import EOS_ID, IM_END_ID, IM_START_ID
 
 NEWLINE = list(b"\n")
+ASSISTANT = "assistant"
+_OPENED = [IM_START_ID, *f"{ASSISTANT}\n".encode()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,8 @@ class Example:
 
     tokens: tuple[int, ...]
     first_taught: int
+    only_read: tuple[range, ...] = ()
+    """Places of later tokens that it doesn't have to predict."""
 
 
 def prompt_tokens(lesson: Lesson) -> list[int]:
@@ -27,13 +31,31 @@ def prompt_tokens(lesson: Lesson) -> list[int]:
         tokens += _turn_tokens(Turn("system", f"<tools>\n{lines}</tools>"))
     for turn in lesson.turns:
         tokens += _turn_tokens(turn)
-    return [*tokens, IM_START_ID, *b"assistant\n"]
+    return [*tokens, *_OPENED]
 
 
 def example_of(lesson: Lesson) -> Example:
     """The whole chat; the reply and its end are taught."""
     prompt = prompt_tokens(lesson)
     return Example((*prompt, *lesson.reply.encode(), IM_END_ID), len(prompt))
+
+
+def example_of_dialogue(lesson: Lesson) -> Example:
+    """The whole chat; each reply in it is taught, not only the last."""
+    tokens: list[int] = []
+    read: list[range] = []
+    began = 0
+    for turn in (*lesson.turns, Turn(ASSISTANT, lesson.reply)):
+        if turn.role == ASSISTANT:
+            tokens += _OPENED
+            read.append(range(began, len(tokens)))
+            tokens += [*turn.content.encode(), IM_END_ID]
+            began = len(tokens)
+            tokens += NEWLINE
+        else:
+            tokens += _turn_tokens(turn)
+    prompt, *later = read
+    return Example(tuple(tokens[:began]), prompt.stop, tuple(later))
 
 
 def example_of_text(sentences: Iterable[str]) -> Example:

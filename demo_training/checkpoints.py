@@ -29,8 +29,8 @@ class Checkpoint:
     steps_done: int
     network: dict[str, torch.Tensor]
     optimizers: list[dict[str, Any]]
-    before_fine_tuning: dict[str, torch.Tensor] | None = None
-    """The network at the end of the lessons; None before that."""
+    before: dict[str, torch.Tensor] | None = None
+    """The network with which the present part began; None in the first part."""
 
 
 def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
@@ -41,7 +41,7 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
         "steps_done": checkpoint.steps_done,
         "network": checkpoint.network,
         "optimizers": checkpoint.optimizers,
-        "before_fine_tuning": checkpoint.before_fine_tuning,
+        "before": checkpoint.before,
     }
     staged = directory / f".{_CHECKPOINT}"
     torch.save(record, staged)
@@ -68,7 +68,7 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
         record["steps_done"],
         record["network"],
         record["optimizers"],
-        record["before_fine_tuning"],
+        record["before"],
     )
 
 

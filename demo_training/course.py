@@ -7,55 +7,102 @@ from dataclasses import dataclass
 _WARMUP_STEPS = 50
 DECAY_SHARE = 0.35
 FINE_TUNING_RATE = 0.3
-_FINE_TUNING_DECAY_SHARE = 0.5
-FINE_TUNED_SHARE = 0.8
-"""In the mean of the weights before and after fine-tuning, which keeps more of what the lessons
-taught than those after it ("Robust fine-tuning of zero-shot models", Wortsman and others, 2021,
+_LATER_DECAY_SHARE = 0.5
+FINE_TUNED_SHARE, LONG_TEXT_SHARE = 0.8, 0.5
+"""In the mean of the weights before and after a later part, which keeps more of what was taught
+before than those after it ("Robust fine-tuning of zero-shot models", Wortsman and others, 2021,
 https://arxiv.org/abs/2109.01903)."""
 _DRILL_STEPS = 400
 _LATER_DRILL_SHARE = 0.15
+_FIRST_TEXT_TOKENS = 3000
+"""About the longest in which the lessons alone teach to find a sentence."""
+_LAST_TEXT_TOKENS = 8000
+"""Those of the longest prompt, with room for the reply."""
+_GROWING_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
     """Seed and length of a training: `steps` of all lessons, then some that mend weak skills.
 
-    The rate is constant until the last third of `steps`, so a longer course can go on from a
-    checkpoint of a shorter one that was interrupted before its decay. Fine-tuning rises and falls
-    once more, to `FINE_TUNING_RATE` of the peak.
+    The last two parts have long texts beside the lessons of fine-tuning: texts that grow, and texts
+    that fill the context. The rate is constant until the last third of `steps`, so a longer course
+    can go on from a checkpoint of a shorter one that was interrupted before its decay. Each later
+    part rises and falls once more, to `FINE_TUNING_RATE` of the peak.
     """
 
     seed: int = 20
     steps: int = 4000
     lessons_per_step: int = 64
     fine_tuning_steps: int = 900
+    long_text_steps: int = 440
+    full_text_steps: int = 200
+    long_texts_per_step: int = 4
 
     @property
     def total_steps(self) -> int:
         """The steps of the whole training."""
+        return sum(steps for steps, _, _ in self._parts)
+
+    @property
+    def _parts(self) -> tuple[tuple[int, float, float], ...]:
+        """The steps of each part, its peak rate, and the share of its steps in which that falls."""
+        later = (self.fine_tuning_steps, self.long_text_steps, self.full_text_steps)
+        return (
+            (self.steps, 1.0, DECAY_SHARE),
+            *((steps, FINE_TUNING_RATE, _LATER_DECAY_SHARE) for steps in later),
+        )
+
+    @property
+    def fine_tuned_steps(self) -> int:
+        """The steps before the first that has long texts."""
         return self.steps + self.fine_tuning_steps
 
     def is_fine_tuning(self, step: int) -> bool:
-        """Whether `step` comes after those of all lessons."""
+        """Whether `step` has the lessons of fine-tuning, which long texts come with as well."""
         return step >= self.steps
+
+    def has_long_texts(self, step: int) -> bool:
+        """Whether `step` comes after those of lessons alone."""
+        return step >= self.fine_tuned_steps
+
+    def has_full_texts(self, step: int) -> bool:
+        """Whether the long texts of `step` fill the context."""
+        return step >= self.fine_tuned_steps + self.long_text_steps
+
+    def longest_text_tokens(self, step: int) -> int:
+        """How long the texts of `step` may be: they grow, and then stay at their longest."""
+        share = (step - self.fine_tuned_steps) / (self.long_text_steps * _GROWING_SHARE)
+        grown = (_LAST_TEXT_TOKENS - _FIRST_TEXT_TOKENS) * min(1.0, share)
+        return _FIRST_TEXT_TOKENS + int(grown)
+
+    def later_share(self, steps_done: int) -> float:
+        """The share of the later weights in the mean that the part before `steps_done` hands on."""
+        return LONG_TEXT_SHARE if steps_done > self.fine_tuned_steps else FINE_TUNED_SHARE
 
     def rate(self, step: int) -> float:
         """The share of the peak learning rate at `step`."""
-        if self.is_fine_tuning(step):
-            return FINE_TUNING_RATE * _rate(
-                step - self.steps, self.fine_tuning_steps, _FINE_TUNING_DECAY_SHARE
-            )
-        return _rate(step, self.steps, DECAY_SHARE)
+        for steps, peak, decay_share in self._parts:
+            if step < steps:
+                return peak * _rate(step, steps, decay_share)
+            step -= steps
+        raise ValueError("the course has ended before this step")
 
     def continues(self, other: Course, steps_done: int) -> bool:
         """Whether the first steps of `other` are those of this course, so that it can go on."""
-        is_alike = (self.seed, self.lessons_per_step) == (other.seed, other.lessons_per_step)
-        is_within = steps_done <= self.total_steps
         return (
-            is_alike
-            and is_within
-            and all(self.rate(step) == other.rate(step) for step in range(steps_done))
+            self.seed == other.seed
+            and steps_done <= self.total_steps
+            and all(self._plan(step) == other._plan(step) for step in range(steps_done))
         )
+
+    def _plan(self, step: int) -> tuple[float, ...]:
+        """All that makes the step of one course another than that of a course of the same seed."""
+        plan = (self.rate(step), self.lessons_per_step)
+        if self.has_long_texts(step):
+            texts = (self.longest_text_tokens(step), self.has_full_texts(step))
+            return (*plan, self.long_texts_per_step, *texts)
+        return plan
 
 
 def _rate(step: int, steps: int, decay_share: float) -> float:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from demo_training.batches import Batch, step_batches
 from demo_training.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from demo_training.course import FINE_TUNED_SHARE, Course
+from demo_training.course import Course
 from demo_training.exam import described, scores
 from demo_training.muon import Muon
 from demo_training.network import Network
@@ -27,6 +27,8 @@ _STEPS_PER_REPORT = 50
 _STEPS_PER_EXAM = 200
 _QUESTIONS_ON_THE_WAY = 40
 
+Weights = dict[str, torch.Tensor]
+
 
 def train(course: Course, directory: Path, *, stop_after: int | None = None) -> Network:
     """The network after all steps, or after the first `stop_after` of them.
@@ -38,15 +40,17 @@ def train(course: Course, directory: Path, *, stop_after: int | None = None) -> 
     """
     torch.manual_seed(course.seed)
     network = Network()
-    optimizers = _optimizers(network)
+    optimizers = optimizers_of(network)
     done, before = _restore(directory, course, network, optimizers)
     team = Team(network)
     began, tokens, losses = time.monotonic(), 0, 0.0
     last = course.total_steps if stop_after is None else stop_after
     for step in range(done, last):
-        if step == course.steps:
-            before = copy.deepcopy(network.state_dict())
-            optimizers = _optimizers(network)  # so that it goes on from the weights alone
+        if step in (course.steps, course.fine_tuned_steps):
+            share = course.later_share(step)
+            before = copy.deepcopy(_handed_on(before, network.state_dict(), share))
+            network.load_state_dict(before)
+            optimizers = optimizers_of(network)  # so that it goes on from the weights alone
         batches = step_batches(course, step)
         _set_rate(optimizers, course.rate(step))
         losses += team.backward(batches)
@@ -69,18 +73,29 @@ def train(course: Course, directory: Path, *, stop_after: int | None = None) -> 
     return network
 
 
-def final_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """The mean of the weights before and after fine-tuning, or those of a course without it."""
-    before = checkpoint.before_fine_tuning
+def final_weights(checkpoint: Checkpoint) -> Weights:
+    """The mean of the weights before and after the last part, or those of a course of one part."""
+    share = checkpoint.course.later_share(checkpoint.steps_done)
+    return _mean(checkpoint.before, checkpoint.network, share)
+
+
+def _handed_on(before: Weights | None, after: Weights, share: float) -> Weights:
+    """What a part goes on from: the lessons' weights, or what a package would have of a later part.
+
+    So long texts can go on from a package.
+    """
     if before is None:
-        return checkpoint.network
-    return {
-        name: torch.lerp(before[name], weight, FINE_TUNED_SHARE)
-        for name, weight in checkpoint.network.items()
-    }
+        return after
+    return {name: weight.half().float() for name, weight in _mean(before, after, share).items()}
 
 
-def _optimizers(network: Network) -> list[torch.optim.Optimizer]:
+def _mean(before: Weights | None, after: Weights, share: float) -> Weights:
+    if before is None:
+        return after
+    return {name: torch.lerp(before[name], weight, share) for name, weight in after.items()}
+
+
+def optimizers_of(network: Network) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, Adam for embedding, head and norms."""
     inner = [p for p in network.model.layers.parameters() if p.ndim > 1]
     others = [p for p in network.parameters() if all(p is not other for other in inner)]
@@ -148,8 +163,8 @@ def _step_optimizers(network: Network, optimizers: list[torch.optim.Optimizer]) 
 
 def _restore(
     directory: Path, course: Course, network: Network, optimizers: list[torch.optim.Optimizer]
-) -> tuple[int, dict[str, torch.Tensor] | None]:
-    """The steps that were done before, and the weights before fine-tuning if that has begun."""
+) -> tuple[int, Weights | None]:
+    """The steps that were done before, and the weights with which the present part began."""
     directory.mkdir(parents=True, exist_ok=True)
     checkpoint = read_checkpoint(directory)
     if checkpoint is None:
@@ -162,4 +177,4 @@ def _restore(
     network.load_state_dict(checkpoint.network)
     for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):
         optimizer.load_state_dict(state)
-    return checkpoint.steps_done, checkpoint.before_fine_tuning
+    return checkpoint.steps_done, checkpoint.before

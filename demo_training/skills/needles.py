@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
 
-from demo_training.lessons import Lesson, Phrasings, ask
+from demo_training.lessons import Lesson, Phrasings, Turn, ask
 from demo_training.skills.arithmetic import ONLY_NUMBER
 from demo_training.skills.words import COLORS, THINGS, city, invented_word, person
 
@@ -65,6 +66,12 @@ _MAX_NEEDLES = 3
 _QUESTION_FIRST_SHARE = 0.15
 _ONLY_NUMBER_SHARE = 0.3
 _LINES_ONLY_NUMBER_SHARE = 0.5
+_QUESTIONS_ABOUT_LONG_TEXTS = (1, 4, 8, 8)
+"""More than one, because a long text takes as long to read for one."""
+_QUESTION_TOKENS = 130
+"""At most, with its reply."""
+_EARLY_SHARE = 0.5
+"""So many sentences are early for sure, because what is far away is the hardest to find."""
 
 
 def draw_needle(random: Random, *, is_exam: bool) -> Lesson:
@@ -95,7 +102,42 @@ def draw_needle(random: Random, *, is_exam: bool) -> Lesson:
 def draw_line_needle(random: Random, *, is_exam: bool) -> Lesson:
     """One sentence with a value among lines about other numbers, which are alike and counted."""
     lengths = _LENGTHS[0] if is_exam else random.choices(_LENGTHS, _LENGTH_SHARES)[0]
-    length = random.randint(*lengths)
+    lines = _lines(random, random.randint(*lengths), is_exam=is_exam)
+    value = _value(random)
+    needle = {"what": random.choice(_WHATS), "name": _owner(random), "value": value}
+    lines.insert(random.randint(0, len(lines)), _TOLD.format(**needle))
+    question, reply = _asked_of_lines(random, needle, is_exam=is_exam)
+    return ask("\n".join((*lines, question)), reply)
+
+
+def draw_long_text(random: Random, tokens: int, early_part: float) -> Lesson:
+    """Lines of about so many tokens with up to eight sentences, and a question about each.
+
+    Most of the sentences are in the `early_part` of the lines.
+    """
+    names: dict[str, None] = {}
+    questions = random.choice(_QUESTIONS_ABOUT_LONG_TEXTS)
+    while len(names) < questions:
+        names[_owner(random)] = None
+    needles = [
+        {"what": random.choice(_WHATS), "name": name, "value": _value(random)} for name in names
+    ]
+    lines = _lines(random, tokens - questions * _QUESTION_TOKENS, is_exam=False)
+    for needle in needles:
+        last = int(len(lines) * early_part) if random.random() < _EARLY_SHARE else len(lines)
+        lines.insert(random.randint(0, last), _TOLD.format(**needle))
+    (question, reply), *later = [
+        _asked_of_lines(random, needle, is_exam=False) for needle in needles
+    ]
+    turns = [Turn("user", "\n".join((*lines, question)))]
+    for next_question, next_reply in later:
+        turns += [Turn("assistant", reply), Turn("user", next_question)]
+        reply = next_reply
+    return Lesson(tuple(turns), reply)
+
+
+def _lines(random: Random, length: int, *, is_exam: bool) -> list[str]:
+    """Lines of at least so many characters, the ends of lines among them."""
     line = _LINES.draw(random, is_exam=is_exam)
     lines: list[str] = []
     while sum(map(len, lines)) + len(lines) < length:
@@ -109,15 +151,15 @@ def draw_line_needle(random: Random, *, is_exam: bool) -> Lesson:
                 things=random.choice(THINGS),
             )
         )
-    value = _value(random)
-    needle = {"what": random.choice(_WHATS), "name": _owner(random), "value": value}
-    lines.insert(random.randint(0, len(lines)), _TOLD.format(**needle))
+    return lines
+
+
+def _asked_of_lines(random: Random, needle: Mapping[str, str], *, is_exam: bool) -> tuple[str, str]:
+    """A question about a needle, and the reply."""
     question = _ASKED.draw(random, is_exam=is_exam).format(**needle)
-    reply = _TOLD.format(**needle)
-    if value.isdigit() and random.random() < _LINES_ONLY_NUMBER_SHARE:
-        question += ONLY_NUMBER.draw(random, is_exam=is_exam)
-        reply = value
-    return ask("\n".join((*lines, question)), reply)
+    if needle["value"].isdigit() and random.random() < _LINES_ONLY_NUMBER_SHARE:
+        return question + ONLY_NUMBER.draw(random, is_exam=is_exam), needle["value"]
+    return question, _TOLD.format(**needle)
 
 
 def filler(random: Random) -> str:

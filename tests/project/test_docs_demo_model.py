@@ -8,7 +8,13 @@ import pytest
 
 from demo_examples import EXAMPLES
 from demo_training import shape
-from demo_training.course import DECAY_SHARE, FINE_TUNED_SHARE, FINE_TUNING_RATE, Course
+from demo_training.course import (
+    DECAY_SHARE,
+    FINE_TUNED_SHARE,
+    FINE_TUNING_RATE,
+    LONG_TEXT_SHARE,
+    Course,
+)
 from demo_training.skills import SKILLS
 from holdfast.demo.trained import FILES, RECORD, TRAINED_DIRECTORY, is_trained
 from project.test_docs import DEMO_MODEL, INLINE, ROOT, table
@@ -39,11 +45,20 @@ def test_the_numbers_of_the_training_are_those_of_the_code() -> None:
     course = Course()
     assert f"{course.steps:,} steps of {course.lessons_per_step} lessons" in rows["lessons"]
     assert f"then {course.fine_tuning_steps:,} steps of fine-tuning" in rows["lessons"]
+    texts = (
+        f"{course.long_text_steps:,} further steps, each with {course.long_texts_per_step} texts"
+    )
+    assert texts in rows["long texts"]
+    assert f"In {course.full_text_steps:,} steps more" in rows["long texts"]
+    steps = (course.fine_tuned_steps, course.total_steps - 1)
+    first, last = map(course.longest_text_tokens, steps)
+    assert f"from {first:,} tokens to {last:,}" in rows["long texts"]
     assert rows["seed"] == str(course.seed)
     assert f"last {_percent(DECAY_SHARE)}" in rows["optimizers"]
     assert f"to {_percent(FINE_TUNING_RATE)} of its peak" in rows["optimizers"]
     after, before = _percent(FINE_TUNED_SHARE), _percent(1 - FINE_TUNED_SHARE)
     assert f"{after} those after it and {before} those before" in rows["optimizers"]
+    assert f"{_percent(LONG_TEXT_SHARE)} after the long texts" in rows["optimizers"]
     sizes = f"{shape.LAYERS} layers, {shape.HIDDEN_SIZE} channels, {shape.HEADS} heads"
     assert f"{sizes}, {shape.KV_HEADS} of them" in rows["network"]
 

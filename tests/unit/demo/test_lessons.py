@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from demo_training import skills
-from demo_training.chats import example_of, prompt_tokens
+from demo_training.chats import example_of, example_of_dialogue, prompt_tokens
 from demo_training.lessons import Lesson, Phrasings, Skill, Tool
 from demo_training.skills import SKILLS, draw_fine_tuning_lesson, draw_lesson
 from demo_training.skills.arithmetic import draw_arithmetic
 from demo_training.skills.counting import draw_counting_otherwise
-from demo_training.skills.needles import MAX_CHARACTERS
+from demo_training.skills.needles import MAX_CHARACTERS, draw_long_text
 from demo_training.skills.stories import draw_story
 from demo_training.skills.tools import draw_note
 from demo_training.skills.unknown import draw_unknown_otherwise
@@ -26,6 +26,7 @@ from holdfast.demo.files import MAX_MODEL_TOKENS
 from holdfast.demo.tokenizer import IM_END_ID, write_tokenizer
 
 DRAWS = 200
+LONG_TOKENS = 8000
 EQUATION = re.compile(r"(\d+) ([-+*]) (\d+) = (\d+)\.")
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
@@ -146,6 +147,21 @@ def test_a_needle_stands_once_in_its_text(name: str) -> None:
         sentence = f" is {lesson.reply}." if lesson.reply.isdigit() else lesson.reply
         assert lesson.turns[0].content.count(sentence) == 1
     assert max(len(lesson.turns[0].content) for lesson in lessons) > 3 * MAX_CHARACTERS
+
+
+def test_a_long_text_answers_each_of_its_questions() -> None:
+    """It has each sentence once, and is about as long as was asked for, replies included."""
+    random = Random(1)
+    questions = set()
+    for _ in range(20):
+        lesson = draw_long_text(random, LONG_TOKENS, early_part=1 / 3)
+        text = lesson.turns[0].content
+        replies = [turn.content for turn in lesson.turns if turn.role == "assistant"]
+        for reply in (*replies, lesson.reply):
+            assert text.count(f" is {reply}." if reply.isdigit() else reply) == 1
+        assert 0.85 * LONG_TOKENS < len(example_of_dialogue(lesson).tokens) < 1.02 * LONG_TOKENS
+        questions.add(len(replies) + 1)
+    assert questions == {1, 4, 8}
 
 
 def test_each_lesson_fits_into_the_context() -> None:

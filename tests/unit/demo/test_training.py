@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -11,23 +12,34 @@ import torch
 
 from demo_training import shape
 from demo_training.batches import batch_of, step_batches
-from demo_training.chats import example_of
+from demo_training.chats import example_of, example_of_dialogue
 from demo_training.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from demo_training.course import FINE_TUNING_RATE, Course, drill_share
 from demo_training.drills import draw_drill
 from demo_training.exam import passed
-from demo_training.lessons import ask
+from demo_training.export import export, read_network
+from demo_training.lessons import Lesson, Turn, ask
 from demo_training.network import Network
-from demo_training.training import train
+from demo_training.training import optimizers_of, train
 from holdfast.demo.files import MAX_MODEL_TOKENS, NORM_EPSILON, ROTARY_BASE
 from holdfast.demo.switches import DEFAULT_SWITCHES
-from holdfast.demo.tokenizer import EOS_ID, VOCABULARY_SIZE
+from holdfast.demo.tokenizer import EOS_ID, IM_END_ID, VOCABULARY_SIZE
+from holdfast.demo.trained import WEIGHTS_FILE
 from holdfast.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-COURSE = Course(seed=1, steps=2, lessons_per_step=4, fine_tuning_steps=1)
+COURSE = Course(
+    seed=1,
+    steps=2,
+    lessons_per_step=4,
+    fine_tuning_steps=1,
+    long_text_steps=1,
+    full_text_steps=0,
+    long_texts_per_step=1,
+)
 LONG = Course(steps=3000)
+LONG_TEXTS = (LONG.fine_tuned_steps, LONG.total_steps)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +85,16 @@ def test_a_batch_teaches_the_reply_and_nothing_else() -> None:
     assert batch.labels[0, example.first_taught - 1] == ord("H")
 
 
+def test_every_reply_of_a_dialogue_is_taught() -> None:
+    """And no question: what stands between the replies is only read."""
+    turns = (Turn("user", "One?"), Turn("assistant", "Ja"), Turn("user", "Two?"))
+    example = example_of_dialogue(Lesson(turns, "Nein"))
+    (labels,) = batch_of([example]).labels
+    taught = [token for token in labels.tolist() if token >= 0]
+    assert taught == [*b"Ja", IM_END_ID, *b"Nein", IM_END_ID]
+    assert example.tokens == example_of(Lesson(turns, "Nein")).tokens
+
+
 def test_a_gap_tears_no_word_apart() -> None:
     """Positions jump at most once, behind a sentence or a line of the prompt, and stay in range."""
     random = Random(1)
@@ -106,14 +128,31 @@ def test_a_course_begins_with_drills() -> None:
     assert 0 < drill_share(Course().steps - 1) < 1 / 2
 
 
-def test_the_rate_rises_and_falls_once_more_for_fine_tuning() -> None:
+def test_the_rate_rises_and_falls_once_more_for_each_later_part() -> None:
     """What comes after the lessons begins and ends gently, below the peak of the lessons."""
-    rates = [LONG.rate(step) for step in range(LONG.total_steps)]
-    lessons, fine_tuning = rates[: LONG.steps], rates[LONG.steps :]
+    rates = iter([LONG.rate(step) for step in range(LONG.total_steps)])
+    lengths = (LONG.steps, LONG.fine_tuning_steps, LONG.long_text_steps, LONG.full_text_steps)
+    lessons, *later = ([*islice(rates, length)] for length in lengths)
+    assert not [*rates]
     assert max(lessons) == 1.0
-    assert max(fine_tuning) == FINE_TUNING_RATE < 1
-    for part in (lessons, fine_tuning):
+    for part in later:
+        assert max(part) == FINE_TUNING_RATE < 1
+    for part in (lessons, *later):
         assert max(part[0], part[-1]) < max(part) / 10
+
+
+def test_long_texts_grow_to_the_length_of_the_context() -> None:
+    """The second half of their steps has texts that nearly fill it, and so has what follows."""
+    tokens = [LONG.longest_text_tokens(step) for step in range(*LONG_TEXTS)]
+    assert tokens == sorted(tokens)
+    assert tokens[0] < MAX_MODEL_TOKENS / 2
+    assert min(tokens[LONG.long_text_steps // 2 :]) > 0.97 * MAX_MODEL_TOKENS
+    course = replace(COURSE, full_text_steps=1)
+    lessons, growing, full = (
+        max(batch.tokens.shape[1] for batch in step_batches(course, step)) for step in (2, 3, 4)
+    )
+    assert lessons < 2000 < growing < 3200
+    assert 0.8 * MAX_MODEL_TOKENS < full < MAX_MODEL_TOKENS
 
 
 def test_fine_tuning_has_lessons_of_its_own() -> None:
@@ -130,9 +169,24 @@ def test_a_step_has_the_same_batches_each_time() -> None:
 
 
 def test_a_training_that_was_interrupted_ends_with_the_same_weights(tmp_path: Path) -> None:
-    """Three steps in one go, and one step and then two."""
+    """Four steps in one go, and one step and then three."""
     whole = weights_of(train(COURSE, tmp_path / "whole"))
     train(COURSE, tmp_path / "parts", stop_after=1)
+    resumed = weights_of(train(COURSE, tmp_path / "parts"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_long_texts_go_on_from_the_weights_of_a_package(tmp_path: Path) -> None:
+    """Those of the same course without long texts are enough; its other state is not needed."""
+    whole = weights_of(train(COURSE, tmp_path / "whole"))
+    shorter = replace(COURSE, long_text_steps=0, full_text_steps=0)
+    train(shorter, tmp_path / "shorter")
+    export(tmp_path / "shorter", tmp_path / "package", questions=1)
+    network = read_network(tmp_path / "package" / WEIGHTS_FILE)
+    weights, states = network.state_dict(), [one.state_dict() for one in optimizers_of(network)]
+    (tmp_path / "parts").mkdir()
+    begun = Checkpoint(COURSE, COURSE.fine_tuned_steps, weights, states, weights)
+    write_checkpoint(tmp_path / "parts", begun)
     resumed = weights_of(train(COURSE, tmp_path / "parts"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
@@ -144,6 +198,9 @@ def test_a_training_that_was_interrupted_ends_with_the_same_weights(tmp_path: Pa
         (replace(LONG, steps=6000), 2500, False),
         (LONG, 3000, True),
         (LONG, 3500, True),
+        (replace(LONG, long_text_steps=900), 3900, True),
+        (replace(LONG, long_text_steps=900), 3910, False),
+        (replace(LONG, long_texts_per_step=8), 3910, False),
         (replace(LONG, seed=1), 100, False),
         (replace(LONG, lessons_per_step=32), 100, False),
         (replace(LONG, steps=1000), 2000, False),
