@@ -366,11 +366,8 @@ def test_nothing_is_left_of_processes_that_were_given_up(
     run(scene)
 
 
-def test_a_worker_that_takes_long_to_end_costs_the_others_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_that_takes_long_to_end_costs_the_others_nothing() -> None:
     """One that runs only on idle cores ends only there. To give it up would end all others, too."""
-    monkeypatch.setattr("holdfast.engine.grammars.pool.MARGIN_SECONDS", 2.0)
 
     async def scene() -> None:
         async with pool() as asked:
