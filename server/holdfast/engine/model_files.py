@@ -101,7 +101,7 @@ def _download_adapter(name: str, given: str) -> None:
     try:
         snapshot_download(given)
     except HFValidationError:
-        return  # no name of the Hub: vLLM says that there is no such adapter
+        return  # not a name of the Hub: vLLM says that there is no such adapter
     except OSError as error:
         raise OSError(f"--lora-modules: {name}: {error}") from error
 

@@ -146,7 +146,7 @@ def test_the_key_is_neither_in_arguments_nor_in_files(
 def test_it_is_skipped_without_the_program(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    """It is no part of an extra; the remedy installs it."""
+    """It belongs to no extra; the remedy installs it."""
     install_none(monkeypatch, tmp_path)
     result = asked(name, double(tmp_path))
     assert (result.status, result.reason) == (CheckStatus.SKIPPED, f"{name} is not installed")

@@ -15,6 +15,7 @@ from holdfast.verify.checks.wire.typed_events import (
     TypedSaid,
     joined,
     ordered,
+    require_within,
     typed_events,
 )
 from holdfast.verify.streams import StreamedAnswer
@@ -86,8 +87,7 @@ def _require_usage(
     trial: Trial, answer: Answer | StreamedAnswer, document: Mapping[str, Any]
 ) -> None:
     written = dig(document, "usage", "output_tokens", kind=int)
-    is_within = 0 <= written <= _MAX_TOKENS
-    trial.require(is_within, f"{written} tokens with a maximum of {_MAX_TOKENS}", answer)
+    require_within(trial, answer, written, _MAX_TOKENS)
 
 
 def _at_once(answer: Answer) -> TypedSaid:

@@ -17,6 +17,7 @@ from holdfast.verify.checks.wire.typed_events import (
     TypedSaid,
     joined,
     ordered,
+    require_within,
     typed_events,
 )
 from holdfast.verify.streams import StreamedAnswer
@@ -93,8 +94,7 @@ def _require_form(
     trial.require(dig(response, "output", kind=list), "it has no output", answer)
     usage = dig(response, "usage", kind=dict)
     written = dig(usage, "output_tokens", kind=int)
-    is_within = 0 <= written <= _MAX_TOKENS
-    trial.require(is_within, f"{written} tokens with a maximum of {_MAX_TOKENS}", answer)
+    require_within(trial, answer, written, _MAX_TOKENS)
     asked, total = (dig(usage, name, kind=int) for name in ("input_tokens", "total_tokens"))
     said = f"{asked} and {written} tokens are said to be {total}"
     trial.require(asked + written == total, said, answer)

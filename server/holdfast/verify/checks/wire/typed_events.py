@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.verify.answers import MalformedError, dig, dig_or, excerpt, read_json
 from holdfast.verify.streams import DONE, NO_DONE, StreamedAnswer
+from holdfast.verify.target import Answer
 from holdfast.verify.trial import Trial
 
 _ERROR = "error"
@@ -112,6 +113,11 @@ def fault_of_order(events: Sequence[TypedEvent], order: Order) -> str:
         if sum(event.type in types for event in events) > 1:
             return f"{_either(types)} comes more than once"
     return _fault_of_parts(events, order)
+
+
+def require_within(trial: Trial, answer: Answer | StreamedAnswer, written: int, most: int) -> None:
+    """Blame an answer that says that it has another number of tokens than it may have."""
+    trial.require(0 <= written <= most, f"{written} tokens with a maximum of {most}", answer)
 
 
 def joined(parts: Iterable[Any], kind: str, name: str) -> str:
