@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 import pairs
 import sides
-from holdfast.engine.sequence_queue import LEAST_SPARE, SPARE_SHARE
+from holdfast.engine.requests.sequence_queue import LEAST_SPARE, SPARE_SHARE
 from pairs import Measure
 
 LOAD_FACTOR = 3.0

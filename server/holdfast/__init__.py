@@ -39,9 +39,9 @@ Four flows cross the packages:
 Start
     1. `cli` reads flags, environment and files into `settings`; vLLM is not imported yet.
     2. `application` opens the `listener` with the gate closed: health and metrics answer from here.
-    3. `lifecycle.supervisor` has `engine.late_engine` import vLLM, and `engine.launcher` start it.
-       `processes.forkserver` forks its processes, and `worker.plugin` puts our workspace manager
-       into each of them.
+    3. `lifecycle.supervisor` has `engine.launch.late_engine` import vLLM, and
+       `engine.launch.launcher` start it. `processes.forkserver` forks its processes, and
+       `worker.plugin` puts our workspace manager into each of them.
     4. `probe` sends the worst case through the listener; `lifecycle.proof` judges it.
     5. READY: `api.gate` opens.
 
@@ -55,7 +55,7 @@ Request
     3. vLLM's own routes parse it (`engine.openai_app`, with `patches`).
     4. `engine.proxy` hands it to `engine.replay`, which gives it to the running generation and,
        if that dies, to the next one. There `engine.checked_llm` refuses what cannot be sent, and
-       `engine.sequence_queue` decides when each of its sequences goes to vLLM.
+       `engine.requests.sequence_queue` decides when each of its sequences goes to vLLM.
     5. The answer goes back the same way.
 
 Memory
@@ -67,17 +67,18 @@ Memory
     5. `telemetry.collector` exports the ranks' numbers as `telemetry.metrics` lists them.
 
 Failure
-    1. `processes.exits`, the ranks' own records, `engine.heartbeat`, `engine.aborts` (aborts that
-       nobody asked for) or `nodes.remote_ranks` (on other nodes) notice that the engine is lost;
-       `processes.deaths` says why. `host_memory.guard` ends it itself, when the host runs out of
-       memory; before that `lifecycle.memory_relief` has long prompts wait, or gives them up.
-    2. `engine.blame` decides which requests to suspect; `engine.replay` keeps the others.
+    1. `processes.exits`, the ranks' own records, `engine.heartbeat`, `engine.requests.aborts`
+       (aborts that nobody asked for) or `nodes.remote_ranks` (on other nodes) notice that the
+       engine is lost; `processes.deaths` says why. `host_memory.guard` ends it itself, when the
+       host runs out of memory; before that `lifecycle.memory_relief` has long prompts wait, or
+       gives them up.
+    2. `engine.suspects.blame` decides which requests to suspect; `engine.replay` keeps the others.
     3. `lifecycle.death_handler` records it, moves to RECOVERING, and decides whether and when to
-       start again; `engine.launcher` has the processes killed and cleaned up.
+       start again; `engine.launch.launcher` has the processes killed and cleaned up.
     4. `lifecycle.learning` decides what the next generation reserves.
     5. The next generation starts as above and is proven. Suspects are tried in it, each alone, as
-       `engine.trials` orders and `engine.trial_runner` runs them. It serves if it outlives them,
-       and gets the requests that were kept.
+       `engine.suspects.trials` orders and `engine.suspects.trial_runner` runs them. It serves if it
+       outlives them, and gets the requests that were kept.
 
 Imports go one way; `tests/project/test_imports.py` holds the order. Only engine, workspace, worker,
 patches, planning and demo import vLLM.

@@ -32,8 +32,8 @@ from holdfast.api.request_log import RequestLog
 from holdfast.api.router import LateApp, OwnRoutes
 from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.interface import Engine, EngineLauncher
-from holdfast.engine.late_engine import LateEngine
-from holdfast.engine.sequence_queue import PresentCapacity
+from holdfast.engine.launch.late_engine import LateEngine
+from holdfast.engine.requests.sequence_queue import PresentCapacity
 from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.memory_relief import MemoryRelief
 from holdfast.lifecycle.operations import command_deadline_seconds

@@ -205,7 +205,7 @@ def _check_model(given: list[str], namespace: argparse.Namespace, others: list[s
 
 def _print_vllm_help(arguments: list[str]) -> int:
     unsupported.refuse_missing_vllm()
-    from holdfast.engine.arguments import print_help  # noqa: PLC0415 - imports vLLM
+    from holdfast.engine.launch.arguments import print_help  # noqa: PLC0415 - imports vLLM
 
     print_help(arguments)
     return ExitCode.STOPPED

@@ -1,6 +1,6 @@
 """The record of what may make one server answer otherwise than another.
 
-`configuration` and `engine.identity` fill it, `/statusz` shows it, and `verify` compares two.
+`configuration` and `engine.model.identity` fill it, `/statusz` shows it, and `verify` compares two.
 """
 
 from __future__ import annotations

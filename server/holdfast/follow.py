@@ -50,7 +50,7 @@ from holdfast.worker.lifetime import PARENT_VARIABLE
 
 logger = logging.getLogger(__name__)
 
-RANKS_MODULE = "holdfast.engine.node_ranks"
+RANKS_MODULE = "holdfast.engine.launch.node_ranks"
 """Runs the ranks of this node, in a process of its own; only its name is known here."""
 _ORDER = "order.json"
 _BASELINE = "device-memory.json"

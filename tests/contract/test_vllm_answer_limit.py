@@ -9,7 +9,7 @@ import pytest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
 
-from holdfast.engine.facts import max_answer_tokens
+from holdfast.engine.model.facts import max_answer_tokens
 
 ROOM_TOKENS = 99
 

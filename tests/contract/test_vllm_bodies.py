@@ -13,7 +13,7 @@ from vllm.entrypoints.generate.structured_decisions import serving as decisions
 from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
 from vllm.exceptions import VLLMValidationError
 
-from holdfast.engine.arguments import make_arg_parser
+from holdfast.engine.launch.arguments import make_arg_parser
 from holdfast.patches.front_end import accept_nulls
 from holdfast.patches.request_bodies import bound_inputs, bound_options, refuse_wrong_bodies
 from holdfast.request_context import REQUEST, RequestContext

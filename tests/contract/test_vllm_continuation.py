@@ -25,10 +25,16 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker import gpu_model_runner
 
 from holdfast.demo.tokenizer import write_tokenizer
-from holdfast.engine.continuation import ContinuedPrompt, going_on, hand_over, restore, sent_answer
 from holdfast.engine.outputs import VllmOutputs
 from holdfast.engine.proxy import EngineProxy
-from holdfast.engine.request import SentAnswer
+from holdfast.engine.requests.continuation import (
+    ContinuedPrompt,
+    going_on,
+    hand_over,
+    restore,
+    sent_answer,
+)
+from holdfast.engine.requests.request import SentAnswer
 from holdfast.patches.continued import SENT_TOKENS, keep_sent_tokens, resume_answers
 
 NAME = "cmpl-1"

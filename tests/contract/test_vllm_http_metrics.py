@@ -18,7 +18,7 @@ from asgi_server import DEADLINE_SECONDS, serving
 from holdfast.api.metrics import HttpCounts
 from holdfast.api.request_log import RequestLog
 from holdfast.api.router import OwnRoutes
-from holdfast.engine.arguments import make_arg_parser
+from holdfast.engine.launch.arguments import make_arg_parser
 from holdfast.engine.openai_app import put_frequent_first, without_instrumentator
 from holdfast.patches.request_bodies import refuse_wrong_bodies
 from holdfast.telemetry.collector import OwnRegistry

@@ -12,7 +12,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.usage.usage_lib import UsageContext
 
 import tiny_models
-from holdfast.engine.facts import engine_facts
+from holdfast.engine.model.facts import engine_facts
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from huggingface_hub import ResolvedRevision
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from holdfast.demo.files import ensure_demo_model
-from holdfast.engine.facts import common_fingerprint, fingerprint
-from holdfast.engine.head_node import SharedModel, run_over_nodes, shared_model
+from holdfast.engine.launch.head_node import SharedModel, run_over_nodes, shared_model
+from holdfast.engine.model.facts import common_fingerprint, fingerprint
 from holdfast.errors import UsageError
 from holdfast.nodes.remote_ranks import RemoteRanks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.cli import parse_serve
-from holdfast.engine.arguments import parse
+from holdfast.engine.launch.arguments import parse
 
 
 def test_no_page_of_another_origin_is_let_in_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

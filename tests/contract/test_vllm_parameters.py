@@ -27,7 +27,7 @@ from vllm.sampling_params import (
 )
 from vllm.v1.engine import logprobs
 
-from holdfast.engine.arrivals import safe_request_id
+from holdfast.engine.requests.arrivals import safe_request_id
 from holdfast.patches import media_names
 from holdfast.patches.media_names import own_media_names, own_name
 from holdfast.patches.parameters import (

@@ -25,7 +25,7 @@ from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.executor.multiproc_executor import WorkerProc
 from vllm.v1.outputs import ModelRunnerOutput
 
-from holdfast.engine import startup
+from holdfast.engine.launch import startup
 from holdfast.patches import front_end
 from holdfast.patches.engine import (
     BUILD_LOCK,

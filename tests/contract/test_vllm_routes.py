@@ -97,7 +97,7 @@ def vllm_app() -> Iterator[Any]:
     """vLLM's own application with every route it can have, those for developers too."""
     from vllm.entrypoints.launchers.app import build_app
 
-    from holdfast.engine.arguments import parse
+    from holdfast.engine.launch.arguments import parse
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")

@@ -42,19 +42,19 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.serial_utils import MsgpackEncoder, UtilityResult
 
 from holdfast.engine import checked_llm
-from holdfast.engine.aborts import Aborts
-from holdfast.engine.blame import Blame, BlameVerdict
 from holdfast.engine.checked_llm import CheckedLLM, UnsentError
-from holdfast.engine.continuation import ContinuedPrompt
-from holdfast.engine.load import EngineLoad
-from holdfast.engine.long_prompts import long_prompt_tokens
 from holdfast.engine.outputs import VllmOutputs
 from holdfast.engine.replay import ReplayManager
-from holdfast.engine.request import EngineRequest, SentAnswer
-from holdfast.engine.sequence_queue import Capacity, SequenceQueue
-from holdfast.engine.sizes import media_bytes_of
-from holdfast.engine.suspicions import Suspicions
-from holdfast.engine.trial_runner import TrialRunner
+from holdfast.engine.requests.aborts import Aborts
+from holdfast.engine.requests.continuation import ContinuedPrompt
+from holdfast.engine.requests.load import EngineLoad
+from holdfast.engine.requests.long_prompts import long_prompt_tokens
+from holdfast.engine.requests.request import EngineRequest, SentAnswer
+from holdfast.engine.requests.sequence_queue import Capacity, SequenceQueue
+from holdfast.engine.requests.sizes import media_bytes_of
+from holdfast.engine.suspects.blame import Blame, BlameVerdict
+from holdfast.engine.suspects.suspicions import Suspicions
+from holdfast.engine.suspects.trial_runner import TrialRunner
 from holdfast.patches.continued import SENT_TOKENS
 from holdfast.patches.parameters import MAX_MEDIA_COPIES_BYTES, check_media_copies
 from holdfast.records import Death

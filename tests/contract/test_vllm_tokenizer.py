@@ -21,8 +21,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import tiny_models
 from holdfast.demo.files import ensure_demo_model
-from holdfast.engine.arguments import make_arg_parser
-from holdfast.engine.facts import renders_chats
+from holdfast.engine.launch.arguments import make_arg_parser
+from holdfast.engine.model.facts import renders_chats
 from holdfast.patches.parameters import bound_parameters
 from holdfast.patches.rendering import LONG_CHARACTERS, render_short_prompts_at_once
 from holdfast.patches.tokenizer import (

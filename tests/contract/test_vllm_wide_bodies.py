@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-from holdfast.engine.arguments import make_arg_parser
+from holdfast.engine.launch.arguments import make_arg_parser
 from holdfast.patches.request_bodies import (
     MAX_ITEMS,
     bound_invocations,

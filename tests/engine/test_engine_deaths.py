@@ -87,7 +87,7 @@ class Lab:
         self.engine = await self._running.enter_async_context(self.launcher.running(spec))
 
     def _configure(self) -> Any:
-        from holdfast.engine.configure import configure
+        from holdfast.engine.launch.configure import configure
 
         settings = cli.parse_serve([str(self._model), *SMALL], os.environ)
         return configure(

@@ -27,7 +27,7 @@ MAX_EMPTY_STEPS = 100
 
 def facts_of(config: Any, tasks: frozenset[str] = frozenset({"generate"})) -> EngineFacts:
     """What our engine says of itself under this configuration."""
-    from holdfast.engine.facts import engine_facts
+    from holdfast.engine.model.facts import engine_facts
 
     engine = SimpleNamespace(vllm_config=config, renderer=SimpleNamespace(tokenizer=None))
     return engine_facts(

@@ -106,7 +106,7 @@ def awaited_before_a_restart(visible: str | None) -> list[Any]:
     from types import SimpleNamespace
 
     from gpu_paths.pretended import DRIVER
-    from holdfast.engine import device_memory
+    from holdfast.engine.launch import device_memory
 
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible

@@ -15,7 +15,7 @@ from vllm.third_party import pynvml
 
 from gpu_paths.fake_boards import MIG_UUID
 from gpu_paths.fake_memory import GIB
-from holdfast.engine.device_memory import (
+from holdfast.engine.launch.device_memory import (
     HOST_MARGIN_SHARE,
     MARGIN_BYTES,
     device_memory,

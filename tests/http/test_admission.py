@@ -17,7 +17,7 @@ from asgi_server import DEADLINE_SECONDS
 from counter_values import counter_values
 from holdfast.api.admission import Durations
 from holdfast.api.router import RENDERINGS
-from holdfast.engine.sequence_queue import Capacity
+from holdfast.engine.requests.sequence_queue import Capacity
 from holdfast.lifecycle.states import State
 from holdfast.request_context import RequestContext
 from holdfast.telemetry.collector import OwnRegistry

@@ -13,7 +13,7 @@ from endpoint_picker import POLL_SECONDS, STALE_SECONDS, EndpointPicker, Seen
 from holdfast.api.admission import Admission
 from holdfast.api.load import LoadView, routing_route
 from holdfast.api.router import OwnRoutes
-from holdfast.engine.sequence_queue import Capacity
+from holdfast.engine.requests.sequence_queue import Capacity
 from holdfast.lifecycle.states import SERVING, State
 from holdfast.request_context import RequestContext
 from holdfast.telemetry.counters import Refusals

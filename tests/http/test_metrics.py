@@ -21,7 +21,7 @@ from holdfast.api.limits import Limits
 from holdfast.api.metrics import HttpCounts
 from holdfast.api.request_log import RequestLog
 from holdfast.api.router import LateApp, OwnRoutes
-from holdfast.engine.sequence_queue import Capacity
+from holdfast.engine.requests.sequence_queue import Capacity
 from holdfast.lifecycle.states import State
 from holdfast.listener.server import bound_socket, listening
 from holdfast.settings import KeySettings, LimitSettings, OverloadSettings

@@ -18,7 +18,7 @@ from asgi_server import DEADLINE_SECONDS
 from holdfast.api.admission import Admission
 from holdfast.api.load import LoadView
 from holdfast.api.metrics import PAUSE_FACTOR, metrics_route, request_counts
-from holdfast.engine.sequence_queue import Capacity
+from holdfast.engine.requests.sequence_queue import Capacity
 from holdfast.request_context import RequestContext
 from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.counters import Refusals

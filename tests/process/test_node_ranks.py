@@ -31,7 +31,7 @@ def exit_code(tmp_path: Path, order: Start, variables: Mapping[str, str]) -> int
     file, directory = tmp_path / "order.json", tmp_path / "1"
     file.write_bytes(strict_json.written(order))
     directory.mkdir()
-    command = [sys.executable, "-m", "holdfast.engine.node_ranks"]
+    command = [sys.executable, "-m", "holdfast.engine.launch.node_ranks"]
     files = [str(file), str(directory), str(tmp_path / "baseline.json")]
     environment = {**os.environ, **variables}
     return subprocess.run(

@@ -52,7 +52,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def told(tmp_path: Path, model: Path, *arguments: str) -> str:
     """Return the last line of a start that ends with 2 before there is an engine."""
-    from holdfast.engine.configure import configure
+    from holdfast.engine.launch.configure import configure
 
     settings = parse_serve([str(model), *TINY, *arguments], {})
     with pytest.raises(UsageError) as caught:
@@ -64,7 +64,7 @@ def told(tmp_path: Path, model: Path, *arguments: str) -> str:
 
 def test_nothing_is_wrong_with_the_sound_model(tmp_path: Path, model: Path) -> None:
     """What the others break is what they are refused for."""
-    from holdfast.engine.configure import configure
+    from holdfast.engine.launch.configure import configure
 
     adapter = tmp_path / "adapter"
     adapter.mkdir()
@@ -79,7 +79,7 @@ def test_continue_streams_reaches_the_proxy(
     tmp_path: Path, sound: Path, given: tuple[str, ...], *, is_on: bool
 ) -> None:
     """Which hands a stream to the next engine; on by default."""
-    from holdfast.engine.configure import configure
+    from holdfast.engine.launch.configure import configure
 
     settings = parse_serve([str(sound), *TINY, *given], {})
     found = configure(settings, tmp_path, lambda: State.STARTING, NativeVariables(None, ()))
@@ -101,7 +101,7 @@ def test_a_request_may_ask_for_128_answers_or_for_as_many_as_run_at_once(
     from vllm.exceptions import VLLMValidationError
     from vllm.sampling_params import SamplingParams
 
-    from holdfast.engine.configure import configure
+    from holdfast.engine.launch.configure import configure
 
     monkeypatch.setenv("VLLM_MAX_N_SEQUENCES", given or "")  # put back later
     if given is None:
@@ -247,7 +247,7 @@ def test_a_variable_that_vllm_reads_while_it_is_imported_is_named(tmp_path: Path
 @pytest.mark.parametrize("mistyped", ["--max-modellen", "--max-model-length", "--enforce-eagr"])
 def test_a_flag_that_may_be_meant_is_named(mistyped: str) -> None:
     """One of vLLM's several hundred."""
-    from holdfast.engine.arguments import parse
+    from holdfast.engine.launch.arguments import parse
 
     with pytest.raises(UsageError, match=mistyped) as caught:
         parse(parse_serve(["model", mistyped], {}))
@@ -258,7 +258,7 @@ def test_no_flag_of_vllm_is_taken_for_one_of_ours() -> None:
     """What is almost one of ours is refused before vLLM's parser sees it."""
     from holdfast import settings
     from holdfast.engine import unsupported
-    from holdfast.engine.arguments import _parser
+    from holdfast.engine.launch.arguments import _parser
 
     theirs = [flag for flag in _parser()._option_string_actions if flag.startswith("--")]
     assert len(theirs) > 200
@@ -355,7 +355,7 @@ def test_a_hub_that_lacks_only_an_adapter_is_told_alike(
     """Before an engine is started; vLLM would say that there is no such adapter."""
     from huggingface_hub import constants
 
-    from holdfast.engine.configure import configure
+    from holdfast.engine.launch.configure import configure
 
     monkeypatch.setattr(constants, "ENDPOINT", closed if path is None else hub + path)
     settings = parse_serve([str(sound), *TINY, "--lora-modules=x=org/adapter"], {})

@@ -22,7 +22,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refused(*arguments: str) -> str:
     """The one line for a command line that our parser let pass."""
-    from holdfast.engine.arguments import parse
+    from holdfast.engine.launch.arguments import parse
 
     settings = parse_serve(arguments, {})
     with pytest.raises(UsageError) as caught:
@@ -112,7 +112,7 @@ def test_a_model_after_flags_beside_the_demo_model_is_refused() -> None:
 
 def test_whole_flags_are_understood_alike() -> None:
     """Both parsers read the same from flags that are written in full."""
-    from holdfast.engine.arguments import parse
+    from holdfast.engine.launch.arguments import parse
 
     given = ("model", "--port=9000", "--probe-timeout=5", "--host=::1", "--api-key", "a", "b")
     more = ("--uds=/x", "--log-level=DEBUG", "--root-path=/v/", '--allowed-origins=["http://a"]')
@@ -127,7 +127,7 @@ def test_whole_flags_are_understood_alike() -> None:
 
 def test_aliases_are_understood_alike() -> None:
     """vLLM's parser gives them defaults, and ours none."""
-    from holdfast.engine.arguments import parse
+    from holdfast.engine.launch.arguments import parse
 
     headers = ("--h11-max-header-count=7", "--h11_max_incomplete_event_size", "4096")
     settings = parse_serve(["model", *headers, "--shutdown-timeout=7"], {})
@@ -168,7 +168,7 @@ def test_parsers_that_an_operator_has_written_are_known(tmp_path: Path) -> None:
     """As under `vllm serve`, which imports both files before it checks the names."""
     from vllm.parser import ParserManager
 
-    from holdfast.engine.arguments import parse
+    from holdfast.engine.launch.arguments import parse
 
     for kind, code in PLUGINS.items():
         (tmp_path / f"own_{kind}_parser.py").write_text(code)
@@ -181,7 +181,7 @@ def test_parsers_that_an_operator_has_written_are_known(tmp_path: Path) -> None:
 
 def test_vllm_is_given_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The front door has checked it; vLLM would refuse what a file has made right since."""
-    from holdfast.engine.arguments import parse
+    from holdfast.engine.launch.arguments import parse
 
     variables = {"HOLDFAST_ADMIN_API_KEY": "hush"}
     settings = parse_serve(["model", "--api-key", "hush", "hush-hush"], variables)

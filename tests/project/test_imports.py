@@ -42,7 +42,11 @@ LAYERS = (
     {"demo", "patches"},
     {"worker"},
     {"host_memory", "listener", "nodes", "processes"},
+    {"engine.model", "engine.unsupported", "engine.vllm_errors"},
+    {"engine.grammars", "engine.media", "engine.requests"},
+    {"engine.suspects"},
     {"engine"},
+    {"engine.launch"},
     {"planning", "probe"},
     {"lifecycle"},
     {"api", "configuration", "hide_keys"},
@@ -58,7 +62,7 @@ MAY_IMPORT_VLLM = {"demo", "engine", "patches", "planning", "worker", "workspace
 DEMO_MAY_IMPORT = {"demo", "workspace.reservers"}
 """Beside the bottom layer: the demo model is a model like any other, made by another package."""
 
-MAY_IMPORT_DEMO = {"demo", "engine", "serve", "cli"}
+MAY_IMPORT_DEMO = {"demo", "engine.launch", "serve", "cli"}
 """Reservers, probe and ledger must not know the demo model."""
 
 HEAVY = {"vllm", "torch", "transformers", "numpy", "fastapi", "starlette", "pydantic", "uvicorn"}

@@ -27,7 +27,7 @@ FOREIGN_BOOLEANS = {
 }
 
 INTERFACES = {
-    "EngineLauncher": {"engine.interface", "engine.launcher"},
+    "EngineLauncher": {"engine.interface", "engine.launch.launcher"},
     "Maintenance": {"engine.interface", "engine.maintenance"},
     "Prober": {"lifecycle.host", "probe.suite"},
 }

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.replay import ReplayManager
-from holdfast.engine.suspicions import Suspicions
+from holdfast.engine.suspects.blame import BlameVerdict
+from holdfast.engine.suspects.suspicions import Suspicions
 from holdfast.records import Death, Suspect
 from holdfast.request_context import REQUEST, RequestContext
 from scripted_llm import DEADLINE_SECONDS, AnsweredError, Output, PlainOutputs, ScriptedLLM

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.engine.request import Method, SentAnswer
+from holdfast.engine.requests.request import Method, SentAnswer
 from holdfast.errors import HoldfastError
 
 DEADLINE_SECONDS = 60.0

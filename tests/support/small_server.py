@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from asgi_server import DEADLINE_SECONDS, serving
 from holdfast.api.admission import Admission
 from holdfast.api.gate import Gate
-from holdfast.engine.sequence_queue import Capacity
+from holdfast.engine.requests.sequence_queue import Capacity
 from holdfast.errors import NotReadyError, OverloadedError
 from holdfast.request_context import RequestContext, current_request
 from holdfast.settings import OverloadSettings

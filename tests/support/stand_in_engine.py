@@ -1,10 +1,10 @@
 """`holdfast` with a stand-in for the engine, so that what surrounds one is tested in a second.
 
-Everything but `holdfast.engine.configure` is real: the command line, the listener, the supervisor,
-the signals. The engine is a child process that ignores SIGTERM, as a worker in a collective does.
-`STAND_IN` names what it does otherwise: `never-starts`, `starts-once` or `never-answers`; with
-`another-vllm`, one of vLLM's modules lacks what Holdfast changes in it. A prompt that begins with
-`POISON` ends it.
+Everything but `holdfast.engine.launch.configure` is real: the command line, the listener, the
+supervisor, the signals. The engine is a child process that ignores SIGTERM, as a worker in a
+collective does. `STAND_IN` names what it does otherwise: `never-starts`, `starts-once` or
+`never-answers`; with `another-vllm`, one of vLLM's modules lacks what Holdfast changes in it. A
+prompt that begins with `POISON` ends it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from starlette.routing import Route
 
 from holdfast.configuration_record import Configuration
 from holdfast.engine.replay import ReplayManager
-from holdfast.engine.suspicion_files import SuspicionFiles
-from holdfast.engine.suspicions import Suspicions
+from holdfast.engine.suspects.suspicion_files import SuspicionFiles
+from holdfast.engine.suspects.suspicions import Suspicions
 from holdfast.lifecycle.states import State
 from holdfast.processes import tree
 from holdfast.processes.environment import NativeVariables
@@ -124,7 +124,7 @@ class StandInLauncher:
 
 
 class StandInConfigured:
-    """What `holdfast.engine.configure` would have made of the command line."""
+    """What `holdfast.engine.launch.configure` would have made of the command line."""
 
     def __init__(self, directory: Path, learned_directory: Path | None) -> None:
         self.launcher = StandInLauncher(directory, learned_directory)
@@ -175,12 +175,12 @@ def configure(
     _native_variables: NativeVariables,
     learned_directory: Path | None = None,
 ) -> StandInConfigured:
-    """Stands in for `holdfast.engine.configure.configure`."""
+    """Stands in for `holdfast.engine.launch.configure.configure`."""
     return StandInConfigured(directory, learned_directory)
 
 
 if __name__ == "__main__":
-    module: Any = ModuleType("holdfast.engine.configure")
+    module: Any = ModuleType("holdfast.engine.launch.configure")
     module.configure = configure
     sys.modules[module.__name__] = module
     if os.environ.get("STAND_IN") == "another-vllm":

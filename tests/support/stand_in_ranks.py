@@ -45,7 +45,7 @@ def run_ranks(order_file: Path, directory: Path) -> None:
 
 
 def refuse(directory: Path) -> NoReturn:
-    """End as `holdfast.engine.node_ranks` does if the flags mean something else here."""
+    """End as `holdfast.engine.launch.node_ranks` does if the flags mean something else here."""
     record_causes(directory)
     error = UsageError("this node has other GPUs", remedy="use the same ones.")
     logging.getLogger("vllm").error("%s: %s", NODE_FAILED, error.line, exc_info=error)

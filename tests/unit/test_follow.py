@@ -67,7 +67,7 @@ def test_the_process_of_the_ranks_gets_the_whole_order(tmp_path: Path) -> None:
     place = tmp_path / "3"
     place.mkdir()
     program, *_, module, order, directory, lasting = ranks_command(ORDER, place)
-    assert (program, module) == (sys.executable, "holdfast.engine.node_ranks")
+    assert (program, module) == (sys.executable, "holdfast.engine.launch.node_ranks")
     assert (Path(order).parent, Path(directory)) == (place, place)
     assert Path(lasting).parent == tmp_path
     written = strict_json.parsed(Path(order).read_bytes())

@@ -16,7 +16,7 @@ from starlette.types import Scope
 from holdfast.api.queue import FairQueue, Ticket
 from holdfast.api.router import RENDERINGS, Work
 from holdfast.api.shares import ConnectionShares
-from holdfast.engine.sequence_queue import Capacity
+from holdfast.engine.requests.sequence_queue import Capacity
 from holdfast.errors import RETRY_AFTER_SECONDS, within_retry_bounds
 from holdfast.labels import RefusalReason
 from holdfast.lifecycle.states import SERVING, State

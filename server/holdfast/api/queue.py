@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import Literal
 
 from holdfast.api.router import Work
-from holdfast.engine.sequence_queue import Capacity
+from holdfast.engine.requests.sequence_queue import Capacity
 from holdfast.labels import RefusalReason
 from holdfast.request_context import RequestContext
 

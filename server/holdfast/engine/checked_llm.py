@@ -15,17 +15,17 @@ from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from holdfast.engine.continuation import (
+from holdfast.engine.grammars.given_up import refusing
+from holdfast.engine.requests.continuation import (
     ContinuedPrompt,
     going_on,
     hand_over,
     restore,
     sent_answer,
 )
-from holdfast.engine.grammars.given_up import refusing
-from holdfast.engine.sequence_queue import SequenceQueue
-from holdfast.engine.sizes import media_bytes_of
-from holdfast.engine.unread_tokens import unread_tokens
+from holdfast.engine.requests.sequence_queue import SequenceQueue
+from holdfast.engine.requests.sizes import media_bytes_of
+from holdfast.engine.requests.unread_tokens import unread_tokens
 from holdfast.patches.continued import SENT_TOKENS
 from holdfast.patches.parameters import (
     check_media_copies,

@@ -14,12 +14,12 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.renderers.chat_utils import load_chat_template
 
-from holdfast.engine.arrivals import safe_request_id
 from holdfast.engine.grammars.requests import check_format, check_in_workers
 from holdfast.engine.media.limits import guard_media
 from holdfast.engine.media.realtime import bound_realtime_audio, report_wrong_events
 from holdfast.engine.proxy import EngineProxy
-from holdfast.engine.sequence_queue import max_sequences, running_at_once
+from holdfast.engine.requests.arrivals import safe_request_id
+from holdfast.engine.requests.sequence_queue import max_sequences, running_at_once
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.engine.worker_adapters import deaths_raised
 from holdfast.patches import fits, front_end

@@ -20,9 +20,9 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from holdfast.engine.checked_llm import UnsentError
-from holdfast.engine.continuation import ContinuedPrompt
-from holdfast.engine.request import Method, SentAnswer
-from holdfast.engine.sizes import fields_of, size_bytes_of
+from holdfast.engine.requests.continuation import ContinuedPrompt
+from holdfast.engine.requests.request import Method, SentAnswer
+from holdfast.engine.requests.sizes import fields_of, size_bytes_of
 from holdfast.errors import HoldfastError
 from holdfast.patches import fits
 

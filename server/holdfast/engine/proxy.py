@@ -26,8 +26,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from holdfast.engine.grammars.checker import GrammarChecker
 from holdfast.engine.outputs import VllmOutputs
 from holdfast.engine.replay import ReplayManager
-from holdfast.engine.request import Method
-from holdfast.engine.suspicions import Suspicions
+from holdfast.engine.requests.request import Method
+from holdfast.engine.suspects.suspicions import Suspicions
 from holdfast.engine.vllm_errors import session_call
 from holdfast.engine.worker_adapters import WorkerAdapters
 from holdfast.errors import RequestAbortedError

@@ -17,13 +17,11 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
-from holdfast.engine.aborts import Aborts
-from holdfast.engine.arrivals import Arrivals
-from holdfast.engine.blame import Blame, BlameVerdict
-from holdfast.engine.load import EngineLoad
-from holdfast.engine.long_prompts import LongPrompts
-from holdfast.engine.presence import Presence
-from holdfast.engine.request import (
+from holdfast.engine.requests.aborts import Aborts
+from holdfast.engine.requests.arrivals import Arrivals
+from holdfast.engine.requests.load import EngineLoad
+from holdfast.engine.requests.long_prompts import LongPrompts
+from holdfast.engine.requests.request import (
     EngineOutputs,
     EngineRequest,
     Losses,
@@ -37,9 +35,11 @@ from holdfast.engine.request import (
     suspected_error,
     wake,
 )
-from holdfast.engine.request_progress import RequestProgress, Traffic
-from holdfast.engine.suspicions import Suspicions
-from holdfast.engine.trial_runner import TrialRunner
+from holdfast.engine.requests.request_progress import RequestProgress, Traffic
+from holdfast.engine.suspects.blame import Blame, BlameVerdict
+from holdfast.engine.suspects.presence import Presence
+from holdfast.engine.suspects.suspicions import Suspicions
+from holdfast.engine.suspects.trial_runner import TrialRunner
 from holdfast.errors import HoldfastError, RequestLostError, suspended_error
 from holdfast.labels import LossReason
 from holdfast.records import Death

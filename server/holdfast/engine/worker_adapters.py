@@ -13,7 +13,7 @@ from typing import Any
 from vllm.lora.utils import get_adapter_absolute_path
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from holdfast.engine.identity import AdapterFiles
+from holdfast.engine.model.identity import AdapterFiles
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.rpc import ask_workers, call_workers
 from holdfast.errors import (

@@ -18,10 +18,10 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 from holdfast.engine.baseline import BaselineWatch
-from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.interface import Engine
 from holdfast.engine.replay import ReplayManager
+from holdfast.engine.suspects.blame import BlameVerdict
 from holdfast.errors import (
     EngineLostError,
     EngineStartError,

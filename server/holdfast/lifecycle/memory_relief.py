@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 
 from holdfast.engine.interface import Engine
-from holdfast.engine.long_prompts import LongPrompts
 from holdfast.engine.replay import ReplayManager
+from holdfast.engine.requests.long_prompts import LongPrompts
 from holdfast.host_memory.guard import INTERVAL_SECONDS, Level, MemoryGuard, Reading
 from holdfast.labels import MemoryAction
 from holdfast.probe.journal import ProbeJournals

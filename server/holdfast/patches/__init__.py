@@ -400,7 +400,7 @@ PATCHES: tuple[Patch, ...] = (
         "an adapter that was loaded again is loaded in each step that needs it",
     ),
     Patch(
-        "engine.arguments.make_arg_parser",
+        "engine.launch.arguments.make_arg_parser",
         "front end",
         ("argparse:Action.type", "argparse:ArgumentParser._actions"),
         "vLLM's `--log-level` accepts upper case alone, and uvicorn's lower case alone",
@@ -476,7 +476,7 @@ PATCHES: tuple[Patch, ...] = (
         "engine that has the image",
     ),
     Patch(
-        "engine.continuation.restore",
+        "engine.requests.continuation.restore",
         "front end",
         (
             f"{_STATE}.detokenizer",

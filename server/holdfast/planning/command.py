@@ -19,7 +19,7 @@ from vllm.distributed.utils import get_pp_indices
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms.cpu import CpuPlatform
 
-from holdfast.engine import arguments as vllm_arguments
+from holdfast.engine.launch import arguments as vllm_arguments
 from holdfast.engine.vllm_errors import model_errors, usage_errors
 from holdfast.errors import ExitCode, UsageError
 from holdfast.patches import check

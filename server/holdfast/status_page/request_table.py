@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from holdfast.engine.request_progress import RequestRow
+from holdfast.engine.requests.request_progress import RequestRow
 
 WINDOW_SECONDS = 5.0
 """A speed is measured from the last reading that is as old; from the oldest if none is."""

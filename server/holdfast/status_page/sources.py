@@ -9,8 +9,8 @@ from operator import attrgetter
 
 from holdfast.configuration_record import Configuration
 from holdfast.engine.baseline import BaselineWatch
-from holdfast.engine.late_engine import LateEngine
-from holdfast.engine.request_progress import RequestRow, Traffic, waiting_row
+from holdfast.engine.launch.late_engine import LateEngine
+from holdfast.engine.requests.request_progress import RequestRow, Traffic, waiting_row
 from holdfast.lifecycle.memory_relief import MemoryRelief
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import EngineFacts, HostMemory, Status

@@ -57,7 +57,7 @@ _CONSEQUENCES = (
     "cancelled",
 )
 NODE_FAILED = "this node cannot run its ranks"
-"""The beginning of what `engine.node_ranks` logs."""
+"""The beginning of what `engine.launch.node_ranks` logs."""
 _FATAL = (
     "EngineCore encountered a fatal error",
     "EngineCore failed",
@@ -242,7 +242,7 @@ def root_cause(directory: Path) -> str:
 
 
 def refusal(directory: Path) -> str:
-    """Return why `engine.node_ranks` could not run its ranks, in one line; empty if it could."""
+    """Return why `engine.launch.node_ranks` could not run its ranks, in one line, or nothing."""
     beginning = f"{NODE_FAILED}: "
     said = (cause.logged for cause in read_causes(directory))
     return next((one.removeprefix(beginning) for one in said if one.startswith(beginning)), "")

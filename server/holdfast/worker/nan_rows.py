@@ -5,8 +5,8 @@ With speculation, the rows of a request in one step count as one.
 One bad row is a fault of its request, of one expert or of one block of the KV cache. If every row
 is bad, the weights or the device are, and only another engine helps.
 
-vLLM tells them if `VLLM_COMPUTE_NANS_IN_LOGITS` is set (0.32, 0.33); `engine.startup` sets it, and
-`patches.engine.mark_nan_rows` makes it cheap.
+vLLM tells them if `VLLM_COMPUTE_NANS_IN_LOGITS` is set (0.32, 0.33); `engine.launch.startup` sets
+it, and `patches.engine.mark_nan_rows` makes it cheap.
 """
 
 from __future__ import annotations

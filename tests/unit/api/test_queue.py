@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from holdfast.api.queue import RATE_MEMORY_SECONDS, FairQueue, ServiceRate, Ticket
-from holdfast.engine.sequence_queue import Capacity
+from holdfast.engine.requests.sequence_queue import Capacity
 from stub_engine import FakeClock
 
 

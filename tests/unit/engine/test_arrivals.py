@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from holdfast.engine.arrivals import MAX_REQUEST_ID_CHARACTERS
-from holdfast.engine.blame import BlameVerdict
+from holdfast.engine.requests.arrivals import MAX_REQUEST_ID_CHARACTERS
+from holdfast.engine.suspects.blame import BlameVerdict
 from holdfast.request_context import RequestContext
 from replay_harness import ReplayHarness, named, run_scene
 from scripted_llm import ScriptedLLM

@@ -26,7 +26,7 @@ from holdfast.engine.checked_llm import UnsentError
 from holdfast.engine.loras import Loras
 from holdfast.engine.maintenance import Maintenance
 from holdfast.engine.proxy import EngineProxy
-from holdfast.engine.sequence_queue import Capacity, SequenceQueue
+from holdfast.engine.requests.sequence_queue import Capacity, SequenceQueue
 from holdfast.errors import (
     ConflictError,
     EngineLostError,

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.blame import BlameVerdict
-from holdfast.engine.departed import TRIABLE_SECONDS
 from holdfast.engine.replay import ReplayManager
-from holdfast.engine.suspicion_files import SuspicionFiles
-from holdfast.engine.suspicions import Suspicions
+from holdfast.engine.suspects.blame import BlameVerdict
+from holdfast.engine.suspects.departed import TRIABLE_SECONDS
+from holdfast.engine.suspects.suspicion_files import SuspicionFiles
+from holdfast.engine.suspects.suspicions import Suspicions
 from holdfast.errors import (
     NotReadyError,
     QuarantinedError,

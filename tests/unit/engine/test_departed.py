@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from holdfast.engine import departed
-from holdfast.engine.blame import BlameVerdict
-from holdfast.engine.departed import KEPT, TRIABLE_SECONDS
 from holdfast.engine.replay import ReplayManager
-from holdfast.engine.request import EngineRequest
+from holdfast.engine.requests.request import EngineRequest
+from holdfast.engine.suspects import departed
+from holdfast.engine.suspects.blame import BlameVerdict
+from holdfast.engine.suspects.departed import KEPT, TRIABLE_SECONDS
 from holdfast.errors import QuarantinedError, SuspectedError
 from replay_harness import (
     RAISED,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from holdfast.engine.device_memory import (
+from holdfast.engine.launch.device_memory import (
     MARGIN_BYTES,
     DeviceMemory,
     TakenMemory,

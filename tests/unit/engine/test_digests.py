@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine import digests
 from holdfast.engine.replay import ReplayManager
+from holdfast.engine.suspects import digests
 from holdfast.errors import QuarantinedError, SuspectedError
 from replay_harness import RAISED, ReplayHarness, answered, killed, named, run_scene
 from scripted_llm import PlainOutputs

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.engine import hung_start
-from holdfast.engine.hung_start import StartTimer
+from holdfast.engine.launch import hung_start
+from holdfast.engine.launch.hung_start import StartTimer
 from holdfast.labels import StartPhase
 from holdfast.workspace.stats import StatsWriter
 from sleepers import begun

@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import ResolvedRevision
 
 from holdfast.configuration_record import ModelFile
-from holdfast.engine import identity
-from holdfast.engine.identity import (
+from holdfast.engine.model import identity
+from holdfast.engine.model.identity import (
     AdapterFiles,
     ModelFiles,
     commit_of,

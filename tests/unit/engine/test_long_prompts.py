@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.long_prompts import RECENT_SECONDS, long_prompt_tokens
 from holdfast.engine.replay import ReplayManager
+from holdfast.engine.requests.long_prompts import RECENT_SECONDS, long_prompt_tokens
 from holdfast.errors import HostMemoryError, OverloadedError, suspended_error
 from holdfast.request_context import RequestContext
 from replay_harness import KILLED, ReplayHarness, answered, run_scene

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine import model_files
+from holdfast.engine.model import model_files
 from holdfast.errors import UsageError
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.long_prompts import long_prompt_tokens
 from holdfast.engine.replay import ReplayManager
-from holdfast.engine.suspicions import CHARGES, Suspicions
+from holdfast.engine.requests.long_prompts import long_prompt_tokens
+from holdfast.engine.suspects.suspicions import CHARGES, Suspicions
 from holdfast.errors import (
     HostMemoryError,
     KeySuspendedError,

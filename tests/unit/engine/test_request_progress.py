@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.engine.replay import ReplayManager
-from holdfast.engine.request_progress import RequestRow
+from holdfast.engine.requests.request_progress import RequestRow
 from holdfast.request_context import RequestContext
 from replay_harness import ReplayHarness, run_scene
 from scripted_llm import PlainOutputs, ScriptedLLM

@@ -13,7 +13,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.engine.sequence_queue import STEPS_ALONE, Capacity, PresentCapacity, SequenceQueue
+from holdfast.engine.requests.sequence_queue import (
+    STEPS_ALONE,
+    Capacity,
+    PresentCapacity,
+    SequenceQueue,
+)
 from holdfast.records import EngineFacts
 from holdfast.request_context import RequestContext
 from stub_engine import FACTS

@@ -16,9 +16,9 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from holdfast.engine import startup
-from holdfast.engine.construction import Failure, constructed, explained
-from holdfast.engine.startup import until_stuck
+from holdfast.engine.launch import startup
+from holdfast.engine.launch.construction import Failure, constructed, explained
+from holdfast.engine.launch.startup import until_stuck
 from holdfast.errors import EngineStartError, HostFullError, PluginMissingError
 from holdfast.nodes.actions import GenerationLost
 from holdfast.nodes.remote_ranks import RemoteRanks

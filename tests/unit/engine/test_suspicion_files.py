@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.atomic_files import MAX_RECORD_BYTES
-from holdfast.engine.suspicion_files import (
+from holdfast.engine.suspects.suspicion_files import (
     CLEAN_SECONDS,
     MAX_CHARGES,
     MAX_FILES,

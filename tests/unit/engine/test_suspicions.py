@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.atomic_files import MAX_RECORD_BYTES
-from holdfast.engine.suspicion_files import (
+from holdfast.engine.suspects.suspicion_files import (
     MAX_CHARGES,
     REMEMBERED_SECONDS,
     Findings,
     SuspicionFiles,
 )
-from holdfast.engine.suspicions import (
+from holdfast.engine.suspects.suspicions import (
     CHARGED_SECONDS,
     POLL_SECONDS,
     REMEMBERED,
@@ -162,8 +162,8 @@ def test_a_disk_that_takes_nothing_costs_nothing_but_the_memory(tmp_path: Path) 
 QUARANTINES = """
 import sys
 from pathlib import Path
-from holdfast.engine.suspicion_files import SuspicionFiles
-from holdfast.engine.suspicions import Suspicions
+from holdfast.engine.suspects.suspicion_files import SuspicionFiles
+from holdfast.engine.suspects.suspicions import Suspicions
 known = Suspicions(SuspicionFiles(Path(sys.argv[1]), "f"))
 known.quarantine(sys.argv[2], "alice")
 known.save()

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.replay import ReplayManager
+from holdfast.engine.suspects.blame import BlameVerdict
 from holdfast.errors import NotReadyError, SuspectedError
 from holdfast.records import Death, Suspect
 from replay_harness import (

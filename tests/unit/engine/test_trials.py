@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.engine.blame import BlameVerdict
 from holdfast.engine.replay import ReplayManager
-from holdfast.engine.trial_runner import STEP_LOOK_SECONDS
+from holdfast.engine.suspects.blame import BlameVerdict
+from holdfast.engine.suspects.trial_runner import STEP_LOOK_SECONDS
 from holdfast.errors import QuarantinedError, SuspectedError
 from holdfast.records import Death
 from holdfast.request_context import RequestContext

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from holdfast.engine.blame import BlameVerdict
+from holdfast.engine.suspects.blame import BlameVerdict
 from holdfast.errors import EngineLostError, QuarantinedError, SuspectedError
 from holdfast.labels import DeathCause
 from holdfast.lifecycle.death_handler import (

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from fake_host import GIB, FakeHost
-from holdfast.engine.long_prompts import long_prompt_tokens
 from holdfast.engine.replay import ReplayManager
+from holdfast.engine.requests.long_prompts import long_prompt_tokens
 from holdfast.errors import (
     ExitCode,
     HostFullError,

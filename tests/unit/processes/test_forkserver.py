@@ -109,7 +109,7 @@ STOPPED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from holdfast.processes import forkserver, tree
-from holdfast.engine.startup import until_stuck
+from holdfast.engine.launch.startup import until_stuck
 
 async def main():
     pid = forkserver.server_pid()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast.configuration_record import Configuration
-from holdfast.engine.request_progress import RequestRow
+from holdfast.engine.requests.request_progress import RequestRow
 from holdfast.lifecycle.states import State
 from holdfast.records import (
     BaselineComparison,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.engine.request_progress import RequestRow
+from holdfast.engine.requests.request_progress import RequestRow
 from holdfast.status_page.request_table import RequestTable
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.engine.request_progress import RequestRow
+from holdfast.engine.requests.request_progress import RequestRow
 from holdfast.request_context import RequestContext
 from holdfast.status_page.sources import with_waiting
 

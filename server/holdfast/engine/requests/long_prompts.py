@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import chain
 
-from holdfast.engine.request import EngineOutputs, EngineRequest, wake
+from holdfast.engine.requests.request import EngineOutputs, EngineRequest, wake
 from holdfast.errors import HostMemoryError, NotReadyError, OverloadedError
 from holdfast.records import EngineFacts
 

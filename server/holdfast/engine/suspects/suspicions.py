@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from holdfast.engine.suspicion_files import (
+from holdfast.engine.suspects.suspicion_files import (
     MAX_CHARGES,
     MAX_SUSPICIONS,
     REMEMBERED_SECONDS,

@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from holdfast.engine.request import EngineRequest
+from holdfast.engine.requests.request import EngineRequest
 from holdfast.labels import DeathCause
 from holdfast.records import Death
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from holdfast.engine.request import EngineRequest
+from holdfast.engine.requests.request import EngineRequest
 
 
 class EngineLoad:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
-from holdfast.engine.aborts import Aborts
-from holdfast.engine.blame import Blame
-from holdfast.engine.load import EngineLoad
-from holdfast.engine.request import EngineOutputs, EngineRequest
+from holdfast.engine.requests.aborts import Aborts
+from holdfast.engine.requests.load import EngineLoad
+from holdfast.engine.requests.request import EngineOutputs, EngineRequest
+from holdfast.engine.suspects.blame import Blame
 from holdfast.request_context import REQUEST
 
 STEP_LOOK_SECONDS = 0.01

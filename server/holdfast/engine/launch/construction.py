@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.engine import startup
 from holdfast.engine.interface import UntilOutOfMemory
-from holdfast.engine.startup import EngineProcesses, until_stuck
+from holdfast.engine.launch import startup
+from holdfast.engine.launch.startup import EngineProcesses, until_stuck
 from holdfast.engine.vllm_errors import start_error, start_errors
 from holdfast.errors import EngineStartError, HostFullError
 from holdfast.nodes import remote_ranks

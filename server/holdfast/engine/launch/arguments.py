@@ -19,7 +19,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from holdfast import settings as ours
 from holdfast.demo.files import demo_directory, ensure_demo_model
-from holdfast.engine import model_files, unsupported
+from holdfast.engine import unsupported
+from holdfast.engine.model import model_files
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.errors import UsageError, reason_of
 from holdfast.settings import Settings

@@ -37,12 +37,17 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from holdfast.engine.arrivals import named_requests
-from holdfast.engine.departed import Departed, Leavers
-from holdfast.engine.digests import Digests
-from holdfast.engine.request import EngineOutputs, EngineRequest, quarantine_error, suspected_error
-from holdfast.engine.suspicions import Suspicions
-from holdfast.engine.trials import OF_NO_REQUEST, SHOWS_NOTHING, Trials, are_harmless_alone
+from holdfast.engine.requests.arrivals import named_requests
+from holdfast.engine.requests.request import (
+    EngineOutputs,
+    EngineRequest,
+    quarantine_error,
+    suspected_error,
+)
+from holdfast.engine.suspects.departed import Departed, Leavers
+from holdfast.engine.suspects.digests import Digests
+from holdfast.engine.suspects.suspicions import Suspicions
+from holdfast.engine.suspects.trials import OF_NO_REQUEST, SHOWS_NOTHING, Trials, are_harmless_alone
 from holdfast.errors import HoldfastError
 from holdfast.records import Death
 
@@ -181,8 +186,6 @@ class Blame:
             self._refuse(request, suspected_error())
         self._trials = None
 
-    # Which requests may have caused it
-
     def _accuses(self, death: Death, requests: Iterable[EngineRequest]) -> bool:
         """Whether a death accuses the requests of its step; the next start cures a rejection."""
         if death.cause == "workspace_rejection":
@@ -208,8 +211,6 @@ class Blame:
             return ()
         found, _ = self._suspects(death, present, left)
         return [request for request in found if request not in present]
-
-    # What follows
 
     def _judge(self, death: Death, present: list[EngineRequest], left: Leavers) -> BlameVerdict:
         suspects, is_complete = self._suspects(death, present, left)

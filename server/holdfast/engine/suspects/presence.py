@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from holdfast.engine.blame import Blame, BlameVerdict
-from holdfast.engine.request import EngineOutputs, EngineRequest
+from holdfast.engine.requests.request import EngineOutputs, EngineRequest
+from holdfast.engine.suspects.blame import Blame, BlameVerdict
 from holdfast.records import Death
 
 Unsent = Callable[[Iterable[str], Callable[[str], Iterable[str]]], frozenset[str]]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from holdfast.engine.request import EngineOutputs, EngineRequest
+from holdfast.engine.requests.request import EngineOutputs, EngineRequest
 from holdfast.request_context import RequestContext
 
 MAX_FIRST_TOKENS = 10_000

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
 
-from holdfast.engine.request import EngineOutputs, EngineRequest, Method
+from holdfast.engine.requests.request import EngineOutputs, EngineRequest, Method
 from holdfast.records import Suspect
 from holdfast.request_context import current_request
 

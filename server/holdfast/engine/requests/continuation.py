@@ -19,7 +19,7 @@ from typing import Any
 from vllm.logprobs import append_logprobs_for_next_position
 from vllm.v1.metrics.stats import RequestStateStats
 
-from holdfast.engine.request import SentAnswer
+from holdfast.engine.requests.request import SentAnswer
 from holdfast.patches import fits
 from holdfast.patches.continued import SENT_TOKENS
 
@@ -61,7 +61,7 @@ def going_on(prompt: Any) -> Iterator[Any]:
 
 def fits_vllm() -> bool:
     """Whether this vLLM has what going on needs, in the front end and in the engine."""
-    return fits("engine.continuation.restore") and fits("patches.continued.resume_answers")
+    return fits("engine.requests.continuation.restore") and fits("patches.continued.resume_answers")
 
 
 def restore(state: Any, sent: SentAnswer) -> None:

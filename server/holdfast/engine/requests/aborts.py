@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from holdfast.engine.request import EngineOutputs, EngineRequest
+from holdfast.engine.requests.request import EngineOutputs, EngineRequest
 from holdfast.request_context import current_request
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from holdfast.engine.startup import EngineProcesses
+from holdfast.engine.launch.startup import EngineProcesses
 from holdfast.engine.vllm_errors import start_error
 from holdfast.errors import EngineStartError
 from holdfast.processes.stacks import is_compiling, is_compiling_in_process, stacks_of

@@ -17,12 +17,13 @@ from starlette.types import ASGIApp
 from vllm.usage.usage_lib import UsageContext
 
 from holdfast.configuration_record import Configuration
-from holdfast.engine import arguments as vllm_arguments
-from holdfast.engine import identity, model_files, openai_app, unsupported
-from holdfast.engine.facts import fingerprint
-from holdfast.engine.head_node import head_node
-from holdfast.engine.launcher import EngineLauncher
-from holdfast.engine.sequence_queue import running_at_once
+from holdfast.engine import openai_app, unsupported
+from holdfast.engine.launch import arguments as vllm_arguments
+from holdfast.engine.launch.head_node import head_node
+from holdfast.engine.launch.launcher import EngineLauncher
+from holdfast.engine.model import identity, model_files
+from holdfast.engine.model.facts import fingerprint
+from holdfast.engine.requests.sequence_queue import running_at_once
 from holdfast.engine.vllm_errors import model_errors, usage_errors
 from holdfast.labels import NodeRefusalReason
 from holdfast.lifecycle.states import SERVING, State

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.engine.facts import common_fingerprint
-from holdfast.engine.identity import commit_of, commit_of_snapshot, directory_of
+from holdfast.engine.model.facts import common_fingerprint
+from holdfast.engine.model.identity import commit_of, commit_of_snapshot, directory_of
 from holdfast.errors import UsageError
 from holdfast.labels import NodeRefusalReason
 from holdfast.nodes.facts import model_digest, node_facts

@@ -1,4 +1,4 @@
-"""The process that runs the ranks of a follower: `python -m holdfast.engine.node_ranks`.
+"""The process that runs the ranks of a follower: `python -m holdfast.engine.launch.node_ranks`.
 
 It does what `vllm serve --headless` does (vLLM 0.32 `run_headless`), with the flags of the head
 and with the files of one generation; see `node_executor`. It ends with its parent, the follower,
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     order_file, directory, baseline = map(Path, arguments)
     try:
         with imports.uncollected():
-            from holdfast.engine.node_executor import run  # noqa: PLC0415 - imports vLLM
+            from holdfast.engine.launch.node_executor import run  # noqa: PLC0415 - imports vLLM
         order = strict_json.as_record(Start, strict_json.parsed(order_file.read_bytes()))
         run(order, directory, baseline)
     except HoldfastError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from holdfast.engine.request import EngineOutputs, EngineRequest
+from holdfast.engine.requests.request import EngineOutputs, EngineRequest
 
 LARGE_BYTES = 1 << 20
 """A larger prompt takes milliseconds, and one with images up to a second."""

@@ -21,7 +21,7 @@ from holdfast.configuration_record import Configuration
 from holdfast.engine import unsupported
 from holdfast.engine.interface import EngineLauncher, UntilOutOfMemory
 from holdfast.engine.replay import ReplayManager
-from holdfast.engine.request_progress import RequestRow, Traffic
+from holdfast.engine.requests.request_progress import RequestRow, Traffic
 from holdfast.labels import NodeRefusalReason, ToolCallDefect
 from holdfast.lifecycle.states import State
 from holdfast.nodes.generations import NodeGenerations
@@ -33,7 +33,7 @@ from holdfast.settings import Settings
 from holdfast.telemetry.load import Load
 
 if TYPE_CHECKING:  # they import vLLM
-    from holdfast.engine.configure import ConfiguredEngine
+    from holdfast.engine.launch.configure import ConfiguredEngine
     from holdfast.engine.loras import Loras
 
 
@@ -178,7 +178,7 @@ class LateEngine:
     def _configure(self) -> ConfiguredEngine:
         try:
             with imports.uncollected():
-                from holdfast.engine.configure import configure  # noqa: PLC0415 - imports vLLM
+                from holdfast.engine.launch.configure import configure  # noqa: PLC0415 - imports vLLM
         except ValueError:
             unsupported.check_variables(os.environ)  # vLLM reads some variables during its import
             raise

@@ -10,10 +10,10 @@ from typing import Any
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from holdfast.engine import arguments as vllm_arguments
-from holdfast.engine import startup
-from holdfast.engine.device_memory import wait_for_last_engine
-from holdfast.engine.facts import common_fingerprint
+from holdfast.engine.launch import arguments as vllm_arguments
+from holdfast.engine.launch import startup
+from holdfast.engine.launch.device_memory import wait_for_last_engine
+from holdfast.engine.model.facts import common_fingerprint
 from holdfast.engine.vllm_errors import usage_errors
 from holdfast.errors import EngineStartError, UsageError
 from holdfast.nodes import addresses

@@ -24,7 +24,7 @@ from huggingface_hub import try_to_load_from_cache
 from vllm.platforms import current_platform
 
 from holdfast.configuration_record import Configuration, ModelFile
-from holdfast.engine.facts import local_ranks
+from holdfast.engine.model.facts import local_ranks
 
 logger = logging.getLogger(__name__)
 

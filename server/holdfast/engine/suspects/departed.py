@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from holdfast.engine.request import EngineOutputs, EngineRequest
+from holdfast.engine.requests.request import EngineOutputs, EngineRequest
 
 TRIABLE_SECONDS = 10.0
 """How long the prompt of a request in no step is kept for a trial after its client has left."""

@@ -26,22 +26,24 @@ from typing import Any
 import psutil
 from vllm.usage.usage_lib import UsageContext
 
-from holdfast.engine import construction, continuation, identity, startup
 from holdfast.engine.async_engine import RPC_DEADLINE_SECONDS, AsyncEngine
 from holdfast.engine.checked_llm import CheckedLLM, UnsentError
-from holdfast.engine.device_memory import device_memory
-from holdfast.engine.facts import engine_facts, world
 from holdfast.engine.grammars.checker import GrammarChecker, grammar_checker
-from holdfast.engine.head_node import run_over_nodes
-from holdfast.engine.hung_start import StartTimer
 from holdfast.engine.interface import UntilOutOfMemory
+from holdfast.engine.launch import construction, startup
+from holdfast.engine.launch.device_memory import device_memory
+from holdfast.engine.launch.head_node import run_over_nodes
+from holdfast.engine.launch.hung_start import StartTimer
+from holdfast.engine.launch.startup import EngineProcesses
 from holdfast.engine.loras import Loras
+from holdfast.engine.model import identity
+from holdfast.engine.model.facts import engine_facts, world
 from holdfast.engine.proxy import EngineProxy
 from holdfast.engine.replay import ReplayManager
-from holdfast.engine.sequence_queue import Capacity, SequenceQueue
-from holdfast.engine.startup import EngineProcesses
-from holdfast.engine.suspicion_files import suspicion_files
-from holdfast.engine.suspicions import Suspicions
+from holdfast.engine.requests import continuation
+from holdfast.engine.requests.sequence_queue import Capacity, SequenceQueue
+from holdfast.engine.suspects.suspicion_files import suspicion_files
+from holdfast.engine.suspects.suspicions import Suspicions
 from holdfast.engine.vllm_errors import start_errors
 from holdfast.errors import RequestLostError
 from holdfast.nodes.channel import SILENCE_SECONDS
