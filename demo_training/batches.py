@@ -13,7 +13,7 @@ from demo_training.course import Course, drill_share
 from demo_training.drills import draw_drill
 from demo_training.lessons import Lesson
 from demo_training.skills import draw_fine_tuning_lesson, draw_lesson
-from demo_training.skills.needles import draw_long_text
+from demo_training.skills.needles import draw_hard_text, draw_long_text
 from demo_training.skills.texts import draw_text
 from holdfast.demo.files import MAX_MODEL_TOKENS
 from holdfast.demo.tokenizer import PAD_ID
@@ -54,7 +54,12 @@ def _long_texts(course: Course, step: int, random: Random) -> list[Batch]:
     """Texts of about one length, so that each core has the same work."""
     shortest, early = _FULL if course.has_full_texts(step) else _GROWING
     tokens = int(course.longest_text_tokens(step) * random.uniform(shortest, 1.0))
-    texts = [draw_long_text(random, tokens, early) for _ in range(course.long_texts_per_step)]
+    texts = [
+        draw_hard_text(random, tokens)
+        if course.has_hard_texts(step)
+        else draw_long_text(random, tokens, early)
+        for _ in range(course.long_texts_per_step)
+    ]
     return [batch_of([example_of_dialogue(text)]) for text in texts]
 
 

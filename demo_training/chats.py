@@ -46,14 +46,11 @@ def example_of_dialogue(lesson: Lesson) -> Example:
     read: list[range] = []
     began = 0
     for turn in (*lesson.turns, Turn(ASSISTANT, lesson.reply)):
+        told = _turn_tokens(turn)
         if turn.role == ASSISTANT:
-            tokens += _OPENED
-            read.append(range(began, len(tokens)))
-            tokens += [*turn.content.encode(), IM_END_ID]
-            began = len(tokens)
-            tokens += NEWLINE
-        else:
-            tokens += _turn_tokens(turn)
+            read.append(range(began, len(tokens) + len(_OPENED)))
+            began = len(tokens) + len(told) - len(NEWLINE)
+        tokens += told
     prompt, *later = read
     return Example(tuple(tokens[:began]), prompt.stop, tuple(later))
 

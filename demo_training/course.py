@@ -8,7 +8,7 @@ _WARMUP_STEPS = 50
 DECAY_SHARE = 0.35
 FINE_TUNING_RATE = 0.3
 _LATER_DECAY_SHARE = 0.5
-FINE_TUNED_SHARE, LONG_TEXT_SHARE = 0.8, 0.5
+FINE_TUNED_SHARE, LONG_TEXT_SHARE, HARD_TEXT_SHARE = 0.8, 0.5, 0.5
 """In the mean of the weights before and after a later part, which keeps more of what was taught
 before than those after it ("Robust fine-tuning of zero-shot models", Wortsman and others, 2021,
 https://arxiv.org/abs/2109.01903)."""
@@ -25,10 +25,11 @@ _GROWING_SHARE = 0.5
 class Course:
     """Seed and length of a training: `steps` of all lessons, then some that mend weak skills.
 
-    The last two parts have long texts beside the lessons of fine-tuning: texts that grow, and texts
-    that fill the context. The rate is constant until the last third of `steps`, so a longer course
-    can go on from a checkpoint of a shorter one that was interrupted before its decay. Each later
-    part rises and falls once more, to `FINE_TUNING_RATE` of the peak.
+    The last three parts have long texts beside the lessons of fine-tuning: texts that grow, texts
+    that fill the context, and hard ones of that length. The rate is constant until the last third
+    of `steps`, so a longer course can go on from a checkpoint of a shorter one that was interrupted
+    before its decay. In each later part it rises and falls once more, to `FINE_TUNING_RATE` of the
+    peak.
     """
 
     seed: int = 20
@@ -37,6 +38,7 @@ class Course:
     fine_tuning_steps: int = 900
     long_text_steps: int = 440
     full_text_steps: int = 200
+    hard_text_steps: int = 440
     long_texts_per_step: int = 4
 
     @property
@@ -47,7 +49,12 @@ class Course:
     @property
     def _parts(self) -> tuple[tuple[int, float, float], ...]:
         """The steps of each part, its peak rate, and the share of its steps in which that falls."""
-        later = (self.fine_tuning_steps, self.long_text_steps, self.full_text_steps)
+        later = (
+            self.fine_tuning_steps,
+            self.long_text_steps,
+            self.full_text_steps,
+            self.hard_text_steps,
+        )
         return (
             (self.steps, 1.0, DECAY_SHARE),
             *((steps, FINE_TUNING_RATE, _LATER_DECAY_SHARE) for steps in later),
@@ -57,6 +64,16 @@ class Course:
     def fine_tuned_steps(self) -> int:
         """The steps before the first that has long texts."""
         return self.steps + self.fine_tuning_steps
+
+    @property
+    def full_text_trained_steps(self) -> int:
+        """The steps before the first that has hard texts."""
+        return self.fine_tuned_steps + self.long_text_steps + self.full_text_steps
+
+    @property
+    def later_parts(self) -> tuple[int, ...]:
+        """The steps with which a part begins that goes on from the weights alone."""
+        return (self.steps, self.fine_tuned_steps, self.full_text_trained_steps)
 
     def is_fine_tuning(self, step: int) -> bool:
         """Whether `step` has the lessons of fine-tuning, which long texts come with as well."""
@@ -70,6 +87,10 @@ class Course:
         """Whether the long texts of `step` fill the context."""
         return step >= self.fine_tuned_steps + self.long_text_steps
 
+    def has_hard_texts(self, step: int) -> bool:
+        """Whether the long texts of `step` are hard to search."""
+        return step >= self.full_text_trained_steps
+
     def longest_text_tokens(self, step: int) -> int:
         """How long the texts of `step` may be: they grow, and then stay at their longest."""
         share = (step - self.fine_tuned_steps) / (self.long_text_steps * _GROWING_SHARE)
@@ -78,6 +99,8 @@ class Course:
 
     def later_share(self, steps_done: int) -> float:
         """The share of the later weights in the mean that the part before `steps_done` hands on."""
+        if steps_done > self.full_text_trained_steps:
+            return HARD_TEXT_SHARE
         return LONG_TEXT_SHARE if steps_done > self.fine_tuned_steps else FINE_TUNED_SHARE
 
     def rate(self, step: int) -> float:
@@ -100,8 +123,8 @@ class Course:
         """All that makes the step of one course another than that of a course of the same seed."""
         plan = (self.rate(step), self.lessons_per_step)
         if self.has_long_texts(step):
-            texts = (self.longest_text_tokens(step), self.has_full_texts(step))
-            return (*plan, self.long_texts_per_step, *texts)
+            texts = (self.has_full_texts(step), self.has_hard_texts(step))
+            return (*plan, self.long_texts_per_step, self.longest_text_tokens(step), *texts)
         return plan
 
 

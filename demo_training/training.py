@@ -46,7 +46,7 @@ def train(course: Course, directory: Path, *, stop_after: int | None = None) -> 
     began, tokens, losses = time.monotonic(), 0, 0.0
     last = course.total_steps if stop_after is None else stop_after
     for step in range(done, last):
-        if step in (course.steps, course.fine_tuned_steps):
+        if step in course.later_parts:
             share = course.later_share(step)
             before = copy.deepcopy(_handed_on(before, network.state_dict(), share))
             network.load_state_dict(before)

@@ -43,6 +43,11 @@ _PLACES = (
     "bakery", "castle", "garden", "library", "market", "mill", "museum", "old farm", "school",
     "theatre", "town hall",
 )  # fmt: skip
+_NEAR_PLACES = (
+    "baker's shop", "captain's boat", "harbour", "mayor's house", "night market", "north tower",
+    "old harbour", "red barn", "station hall", "team hall",
+)  # fmt: skip
+"""Their words are those of the offices as well."""
 _SEEN = ("sold", "counted", "found", "sent", "painted", "lost")
 _LINES = Phrasings(
     (
@@ -70,6 +75,9 @@ _QUESTIONS_ABOUT_LONG_TEXTS = (1, 4, 8, 8)
 """More than one, because a long text takes as long to read for one."""
 _QUESTION_TOKENS = 130
 """At most, with its reply."""
+_HARD_OFFICE_SHARE = 0.5
+_EDGES = 0.5
+"""Both parameters of a beta distribution: most depths are near the beginning or the end."""
 _EARLY_SHARE = 0.5
 """So many sentences are early for sure, because what is far away is the hardest to find."""
 
@@ -115,17 +123,41 @@ def draw_long_text(random: Random, tokens: int, early_part: float) -> Lesson:
 
     Most of the sentences are in the `early_part` of the lines.
     """
-    names: dict[str, None] = {}
-    questions = random.choice(_QUESTIONS_ABOUT_LONG_TEXTS)
-    while len(names) < questions:
-        names[_owner(random)] = None
-    needles = [
-        {"what": random.choice(_WHATS), "name": name, "value": _value(random)} for name in names
-    ]
-    lines = _lines(random, tokens - questions * _QUESTION_TOKENS, is_exam=False)
+    needles = _needles(random, _OFFICE_SHARE)
+    lines = _lines(random, tokens - len(needles) * _QUESTION_TOKENS, is_exam=False)
     for needle in needles:
         last = int(len(lines) * early_part) if random.random() < _EARLY_SHARE else len(lines)
         lines.insert(random.randint(0, last), _TOLD.format(**needle))
+    return _dialogue(random, lines, needles)
+
+
+def draw_hard_text(random: Random, tokens: int) -> Lesson:
+    """A long text whose lines and sentences share words, most of the sentences near an end of it.
+
+    What is farthest from the question is the hardest to find, and then what is next to it.
+    """
+    needles = _needles(random, _HARD_OFFICE_SHARE)
+    length = tokens - len(needles) * _QUESTION_TOKENS
+    lines = _lines(random, length, is_exam=False, places=_PLACES + _NEAR_PLACES)
+    for needle in needles:
+        depth = random.betavariate(_EDGES, _EDGES)
+        lines.insert(round(depth * len(lines)), _TOLD.format(**needle))
+    return _dialogue(random, lines, needles)
+
+
+def _needles(random: Random, offices: float) -> list[Mapping[str, str]]:
+    """Up to eight sentences of different owners."""
+    names: dict[str, None] = {}
+    count = random.choice(_QUESTIONS_ABOUT_LONG_TEXTS)
+    while len(names) < count:
+        names[_owner(random, offices)] = None
+    return [
+        {"what": random.choice(_WHATS), "name": name, "value": _value(random)} for name in names
+    ]
+
+
+def _dialogue(random: Random, lines: list[str], needles: list[Mapping[str, str]]) -> Lesson:
+    """The lines and a question about each needle, one after the other."""
     (question, reply), *later = [
         _asked_of_lines(random, needle, is_exam=False) for needle in needles
     ]
@@ -136,7 +168,9 @@ def draw_long_text(random: Random, tokens: int, early_part: float) -> Lesson:
     return Lesson(tuple(turns), reply)
 
 
-def _lines(random: Random, length: int, *, is_exam: bool) -> list[str]:
+def _lines(
+    random: Random, length: int, *, is_exam: bool, places: tuple[str, ...] = _PLACES
+) -> list[str]:
     """Lines of at least so many characters, the ends of lines among them."""
     line = _LINES.draw(random, is_exam=is_exam)
     lines: list[str] = []
@@ -144,7 +178,7 @@ def _lines(random: Random, length: int, *, is_exam: bool) -> list[str]:
         lines.append(
             line.format(
                 number=len(lines),
-                place=random.choice(_PLACES),
+                place=random.choice(places),
                 name=person(random),
                 seen=random.choice(_SEEN),
                 count=random.randint(1, 999),
@@ -180,8 +214,8 @@ def _characters(random: Random) -> float:
     return MAX_CHARACTERS * random.random() ** 2
 
 
-def _owner(random: Random) -> str:
-    return random.choice(_OFFICES) if random.random() < _OFFICE_SHARE else person(random)
+def _owner(random: Random, offices: float = _OFFICE_SHARE) -> str:
+    return random.choice(_OFFICES) if random.random() < offices else person(random)
 
 
 def _value(random: Random) -> str:

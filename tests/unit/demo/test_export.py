@@ -40,6 +40,7 @@ COURSE = Course(
     fine_tuning_steps=1,
     long_text_steps=0,
     full_text_steps=0,
+    hard_text_steps=0,
 )
 LEAST_SCORE = 0.8
 LEAST_OF_TOOL_CALLS = 0.7

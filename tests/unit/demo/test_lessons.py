@@ -18,7 +18,7 @@ from demo_training.lessons import Lesson, Phrasings, Skill, Tool
 from demo_training.skills import SKILLS, draw_fine_tuning_lesson, draw_lesson
 from demo_training.skills.arithmetic import draw_arithmetic
 from demo_training.skills.counting import draw_counting_otherwise
-from demo_training.skills.needles import MAX_CHARACTERS, draw_long_text
+from demo_training.skills.needles import MAX_CHARACTERS, draw_hard_text, draw_long_text
 from demo_training.skills.stories import draw_story
 from demo_training.skills.tools import draw_note
 from demo_training.skills.unknown import draw_unknown_otherwise
@@ -162,6 +162,25 @@ def test_a_long_text_answers_each_of_its_questions() -> None:
         assert 0.85 * LONG_TOKENS < len(example_of_dialogue(lesson).tokens) < 1.02 * LONG_TOKENS
         questions.add(len(replies) + 1)
     assert questions == {1, 4, 8}
+
+
+def test_the_lines_of_a_hard_text_share_words_with_its_sentences() -> None:
+    """And most of the sentences are near its beginning or its end."""
+    random = Random(1)
+    depths = []
+    lines = set()
+    for _ in range(20):
+        lesson = draw_hard_text(random, LONG_TOKENS)
+        replies = [turn.content for turn in lesson.turns if turn.role == "assistant"]
+        told = lesson.turns[0].content.split("\n")[:-1]
+        for reply in (*replies, lesson.reply):
+            (place,) = (n for n, line in enumerate(told) if line.endswith(f"{reply.rstrip('.')}."))
+            depths.append(place / len(told))
+        assert 0.85 * LONG_TOKENS < len(example_of_dialogue(lesson).tokens) < 1.03 * LONG_TOKENS
+        lines |= {*told}
+    assert sum(not 1 / 4 < depth < 3 / 4 for depth in depths) > 0.55 * len(depths)
+    assert any("the harbour " in line for line in lines)
+    assert any("of the harbour master is" in line for line in lines)
 
 
 def test_each_lesson_fits_into_the_context() -> None:

@@ -36,6 +36,7 @@ COURSE = Course(
     fine_tuning_steps=1,
     long_text_steps=1,
     full_text_steps=0,
+    hard_text_steps=0,
     long_texts_per_step=1,
 )
 LONG = Course(steps=3000)
@@ -132,7 +133,7 @@ def test_the_rate_rises_and_falls_once_more_for_each_later_part() -> None:
     """What comes after the lessons begins and ends gently, below the peak of the lessons."""
     rates = iter([LONG.rate(step) for step in range(LONG.total_steps)])
     lengths = (LONG.steps, LONG.fine_tuning_steps, LONG.long_text_steps, LONG.full_text_steps)
-    lessons, *later = ([*islice(rates, length)] for length in lengths)
+    lessons, *later = ([*islice(rates, length)] for length in (*lengths, LONG.hard_text_steps))
     assert not [*rates]
     assert max(lessons) == 1.0
     for part in later:
@@ -176,19 +177,32 @@ def test_a_training_that_was_interrupted_ends_with_the_same_weights(tmp_path: Pa
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+def begun_from_a_package(course: Course, shorter: Course, directory: Path) -> Path:
+    """Return the directory of a training of `course` that has only the weights of `shorter`."""
+    train(shorter, directory / "shorter")
+    export(directory / "shorter", directory / "package", questions=1)
+    network = read_network(directory / "package" / WEIGHTS_FILE)
+    weights, states = network.state_dict(), [one.state_dict() for one in optimizers_of(network)]
+    (directory / "parts").mkdir()
+    begun = Checkpoint(course, shorter.total_steps, weights, states, weights)
+    write_checkpoint(directory / "parts", begun)
+    return directory / "parts"
+
+
 def test_long_texts_go_on_from_the_weights_of_a_package(tmp_path: Path) -> None:
     """Those of the same course without long texts are enough; its other state is not needed."""
-    whole = weights_of(train(COURSE, tmp_path / "whole"))
-    shorter = replace(COURSE, long_text_steps=0, full_text_steps=0)
-    train(shorter, tmp_path / "shorter")
-    export(tmp_path / "shorter", tmp_path / "package", questions=1)
-    network = read_network(tmp_path / "package" / WEIGHTS_FILE)
-    weights, states = network.state_dict(), [one.state_dict() for one in optimizers_of(network)]
-    (tmp_path / "parts").mkdir()
-    begun = Checkpoint(COURSE, COURSE.fine_tuned_steps, weights, states, weights)
-    write_checkpoint(tmp_path / "parts", begun)
-    resumed = weights_of(train(COURSE, tmp_path / "parts"))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    shorter = replace(COURSE, long_text_steps=0)
+    whole = train(COURSE, tmp_path / "whole")
+    resumed = train(COURSE, begun_from_a_package(COURSE, shorter, tmp_path))
+    assert all(map(torch.equal, weights_of(whole).values(), weights_of(resumed).values()))
+
+
+def test_hard_texts_go_on_from_the_weights_of_a_package(tmp_path: Path) -> None:
+    """Those of the same course without hard texts."""
+    course = replace(COURSE, hard_text_steps=1)
+    whole = train(course, tmp_path / "whole")
+    resumed = train(course, begun_from_a_package(course, COURSE, tmp_path))
+    assert all(map(torch.equal, weights_of(whole).values(), weights_of(resumed).values()))
 
 
 @pytest.mark.parametrize(
@@ -201,6 +215,8 @@ def test_long_texts_go_on_from_the_weights_of_a_package(tmp_path: Path) -> None:
         (replace(LONG, long_text_steps=900), 3900, True),
         (replace(LONG, long_text_steps=900), 3910, False),
         (replace(LONG, long_texts_per_step=8), 3910, False),
+        (replace(LONG, hard_text_steps=900), 4600, True),
+        (replace(LONG, hard_text_steps=900), 4900, False),
         (replace(LONG, seed=1), 100, False),
         (replace(LONG, lessons_per_step=32), 100, False),
         (replace(LONG, steps=1000), 2000, False),
