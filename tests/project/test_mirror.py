@@ -140,6 +140,7 @@ DRIVEN_ELSEWHERE = {
     "telemetry.vllm_gauges": "contract/test_vllm_metrics.py",
     "verify.check": "unit/verify/test_command.py",
     "verify.checks.chat.matrix": "unit/verify/test_chat.py",
+    "verify.checks.chat.repeats": "unit/verify/test_chat.py",
     "verify.checks.oracle.dates": "unit/verify/test_oracle.py",
     "verify.checks.skill.arithmetic": "unit/verify/test_skill.py",
     "verify.checks.skill.confined": "unit/verify/test_sandbox.py",

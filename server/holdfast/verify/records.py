@@ -13,6 +13,8 @@ from holdfast.labels import VerifyVerdict
 
 SCHEMA = "holdfast-verify/1"
 """Rises when a reader of reports has to change."""
+VLLM_OWNER = "vllm"
+"""`owned_by` of every model that vLLM serves."""
 
 Profile = Literal["quick", "standard", "full", "soak"]
 PROFILES: tuple[Profile, ...] = get_args(Profile)
@@ -202,6 +204,11 @@ class Server:
     holdfast: HoldfastFacts | None = None
     configuration: Configuration | None = None
     """What serves what; only Holdfast tells."""
+
+    @property
+    def is_vllm(self) -> bool:
+        """Whether vLLM's own API answers, as it does in Holdfast; others tell a version, too."""
+        return self.holdfast is not None or bool(self.vllm and self.owner == VLLM_OWNER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,8 +225,8 @@ class Trial:
         try:
             return await self.post(TOKENIZE, asked)
         except UnexpectedStatusError as error:
-            takes_chats = bool(self.server.vllm or self.server.holdfast)
-            if "messages" in body and error.status in _UNKNOWN_FIELD and not takes_chats:
+            is_refused = error.status in _UNKNOWN_FIELD and not self.server.is_vllm
+            if "messages" in body and is_refused:
                 raise SkippedError(f"{TOKENIZE} takes no chats") from None
             raise
 

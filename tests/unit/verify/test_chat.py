@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from double_defects import Defect
@@ -14,6 +16,7 @@ from double_model import Generated
 from holdfast.verify.baseline import Baseline, Score
 from holdfast.verify.check import Check
 from holdfast.verify.checks import chat
+from holdfast.verify.checks.chat import matrix
 from holdfast.verify.checks.chat.judges import broken_characters, loop, stray_scripts
 from holdfast.verify.checks.chat.matrix import prompts
 from holdfast.verify.options import Options
@@ -31,6 +34,7 @@ FOUND_BY: dict[Defect, str] = {
     "chats that only think": "matrix",
 }
 MATRIX = [check for check in chat.CHECKS if check.name == "matrix"]
+SEEDS = [check for check in chat.CHECKS if check.name == "seeds"]
 SMOKE = [check for check in chat.CHECKS if check.name in {"arithmetic", "capital", "greeting"}]
 EXPECTED = "answers with what was asked for"
 
@@ -52,6 +56,99 @@ def test_a_greedy_answer_that_changes_is_warned_of() -> None:
     """No other check notices, because batching on a GPU can do the same."""
     made = results(OpenAIDouble("a greedy story that changes"), chat.CHECKS)
     assert not_passed(made) == {"chat.greedy": CheckStatus.WARNED}
+
+
+class Owned(OpenAIDouble):
+    """Ignores seeds, and is of another make than Holdfast: it names the owner of its model."""
+
+    def __init__(self, owner: str) -> None:
+        super().__init__("seeds without effect")
+        self._owner = owner
+        self.without("/statusz")
+
+    async def _models(self, request: Request) -> Response:
+        listed = json.loads(bytes((await super()._models(request)).body))
+        return JSONResponse({"data": [{**one, "owned_by": self._owner} for one in listed["data"]]})
+
+
+@pytest.mark.parametrize(
+    ("owner", "gone", "status"),
+    [
+        ("vllm", (), CheckStatus.FAILED),
+        ("vllm", ("/version",), CheckStatus.WARNED),
+        ("tensorrt_llm", (), CheckStatus.WARNED),
+        ("sglang", ("/version",), CheckStatus.WARNED),
+    ],
+)
+def test_a_seed_is_a_promise_of_vllm_alone(
+    owner: str, gone: tuple[str, ...], status: CheckStatus
+) -> None:
+    """OpenAI's API promises no more than best effort; others also tell a version."""
+    (made,) = results(Owned(owner).without(*gone), SEEDS).values()
+    assert made.status is status
+    said = made.faults or made.warnings
+    assert said[0].what.startswith("two answers under one seed differ")
+
+
+class Fingerprinting(Owned):
+    """Tells of another backend with each answer."""
+
+    def _answer(self, body: Body, prompt: str | list[int], *, is_chat: bool) -> Response:
+        told = json.loads(bytes(super()._answer(body, prompt, is_chat=is_chat).body))
+        return JSONResponse({**told, "system_fingerprint": told["id"]})
+
+
+def test_a_fingerprint_that_changes_is_told() -> None:
+    """By it a client knows that a seed has no meaning any more."""
+    (made,) = results(Fingerprinting("openai"), SEEDS).values()
+    assert made.status is CheckStatus.WARNED
+    assert made.reason.endswith("and `system_fingerprint` changed")
+
+
+class Unseeded(OpenAIDouble):
+    """Refuses a seed, or anything else that makes a chat warm, as some gateways do."""
+
+    def __init__(self, status: int, field: str = "seed") -> None:
+        super().__init__()
+        self._status, self._field = status, field
+
+    async def _body(self, request: Request) -> Body:
+        body = await super()._body(request)
+        if body.get(self._field):
+            raise HTTPException(self._status, f"{self._field} is not supported")
+        return body
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_server_that_refuses_seeds_is_skipped(status: int) -> None:
+    """In its words."""
+    (made,) = results(Unseeded(status).without("/statusz"), SEEDS).values()
+    assert made.status is CheckStatus.SKIPPED
+    assert made.reason.startswith("the server refuses `seed`: ")
+    assert "seed is not supported" in made.reason
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        Unseeded(400),
+        Unseeded(500).without("/statusz"),
+        Unseeded(400, "temperature").without("/statusz"),
+    ],
+    ids=("Holdfast", "a crash", "no warm answer"),
+)
+def test_a_seed_is_refused_only_by_a_clear_4xx(app: OpenAIDouble) -> None:
+    """Holdfast takes seeds, and what is refused without a seed too is not the seed."""
+    (made,) = results(app, SEEDS).values()
+    assert made.status is CheckStatus.FAILED
+
+
+def test_rounds_do_without_seeds_where_they_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later rounds of the matrix are warm all the same."""
+    monkeypatch.setitem(matrix._ROUNDS, "standard", 2)
+    (made,) = results(Unseeded(400).without("/statusz"), MATRIX).values()
+    assert made.status is CheckStatus.PASSED, made.reason
+    assert {one.name: one.value for one in made.numbers}["answers"] == 24
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,23 @@ def test_a_server_that_cannot_force_a_call_is_loaded_without() -> None:
     assert "Thinking mode" in made["soak.load"].reason
 
 
+class Unseeded(SoakedDouble):
+    """Refuses seeds, and is not Holdfast."""
+
+    async def _body(self, request: Request) -> Body:
+        body = await super()._body(request)
+        if "seed" in body:
+            raise HTTPException(400, "seed is not supported")
+        return body
+
+
+def test_a_server_that_refuses_seeds_is_loaded_without() -> None:
+    """Its warm answers are whole all the same."""
+    app = Unseeded()
+    app.without("/statusz")
+    assert soaked(app)["soak.load"].status is CheckStatus.PASSED
+
+
 class Restarted(SoakedDouble):
     """Has lost engines before the soak, and starts again in it."""
 

@@ -153,6 +153,23 @@ def test_pass_k_asks_for_each_try() -> None:
     assert names["scenes, pass^5"] <= names["scenes, pass@5"]
 
 
+class Unseeded(OpenAIDouble):
+    """Refuses seeds."""
+
+    async def _body(self, request: Request) -> Body:
+        body = await super()._body(request)
+        if "seed" in body:
+            raise HTTPException(400, "seed is not supported")
+        return body
+
+
+def test_scenes_are_played_without_seeds_where_they_are_refused() -> None:
+    """Each of their tries."""
+    (check,) = (check for check in OWN if check.name == "scenes")
+    (made,) = results(Unseeded().without("/statusz"), [check], "full").values()
+    assert made.status is CheckStatus.PASSED, made.reason
+
+
 def test_a_server_without_functions_is_not_blamed() -> None:
     """Every check is skipped, and says what to serve it with."""
     made = results(OpenAIDouble("functions are 400"), tools.CHECKS)

@@ -17,6 +17,7 @@ import yaml
 from holdfast.verify.answers import beginning, dig
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.chat.judges import broken_characters, loop, stray_scripts
+from holdfast.verify.checks.warmth import takes_seeds, warmth
 from holdfast.verify.records import equal_to
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import CHAT, Trial
@@ -26,6 +27,7 @@ _AT_ONCE = 4
 _ROUNDS = {"standard": 1}
 _MAX_ROUNDS = 3
 _ANSWER_TOKENS = 384
+_TEMPERATURE = 0.7
 _OK = 200
 Mode = Mapping[str, Any]
 
@@ -66,12 +68,13 @@ async def matrix(trial: Trial) -> None:
     is_standard = trial.profile == "standard"
     asked = [one for one in prompts() if one.is_standard or not is_standard]
     rounds = range(_ROUNDS.get(trial.profile, _MAX_ROUNDS))
+    is_seeded = len(rounds) > 1 and await takes_seeds(trial)
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def judged(prompt: Prompt, mode: Mode, number: int) -> bool:
-        warmth = {"temperature": 0.7, "seed": number} if number else {}
+        options = warmth(_TEMPERATURE, number, is_seeded=is_seeded) if number else {}
         async with room:
-            answer = await trial.chat(prompt.text, max_tokens=_ANSWER_TOKENS, **mode, **warmth)
+            answer = await trial.chat(prompt.text, max_tokens=_ANSWER_TOKENS, **mode, **options)
         return _judge(trial, prompt, answer)
 
     cells = [(prompt, mode, number) for number in rounds for mode in modes for prompt in asked]

@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.verify.check import Check
-from holdfast.verify.trial import Trial
+from holdfast.verify.checks.warmth import refused_seed
+from holdfast.verify.target import Answer
+from holdfast.verify.trial import SkippedError, Trial
 
 _QUESTION = "Tell me a short story about a lighthouse."
 _TOKENS = 32
+_FINGERPRINT = "system_fingerprint"
+"""By which OpenAI's API tells that a seed may have lost its meaning."""
 
 
 async def greedy(trial: Trial) -> None:
     """A greedy answer, three times, with nothing beside it."""
-    said = {await _content(trial, temperature=0) for _ in range(3)}
+    said = {_said(await _ask(trial, temperature=0)) for _ in range(3)}
     trial.measure("different answers", len(said))
     if len(said) > 1:
         trial.warn("the greedy answer to a question is not always the same")
@@ -21,23 +25,38 @@ async def greedy(trial: Trial) -> None:
 
 async def seeds(trial: Trial) -> None:
     """A warm answer, twice with one seed; then with others."""
-    first = await _content(trial, temperature=1.0, seed=7)
-    second = await _content(trial, temperature=1.0, seed=7)
-    if first != second:
-        steady = {await _content(trial, temperature=0) for _ in range(3)}
-        said = "two answers under one seed differ"
-        if len(steady) > 1:
-            trial.warn(f"{said}, as greedy answers do")
-        else:
-            trial.blame(said)
-    others = {await _content(trial, temperature=1.0, seed=seed) for seed in range(8, 12)}
+    if refusal := await trial.once(refused_seed):
+        raise SkippedError(f"the server refuses `seed`: {refusal}")
+    first = await _ask(trial, temperature=1.0, seed=7)
+    second = await _ask(trial, temperature=1.0, seed=7)
+    if _said(first) != _said(second):
+        await _note_difference(trial, first, second)
+    others = {_said(await _ask(trial, temperature=1.0, seed=seed)) for seed in range(8, 12)}
     trial.measure("different answers under other seeds", len(others))
-    if others == {first}:
+    if others == {_said(first)}:
         trial.warn("every seed gives the same answer, at temperature 1")
 
 
-async def _content(trial: Trial, **options: Any) -> str:
-    answer = await trial.chat(_QUESTION, max_tokens=_TOKENS, **options)
+async def _note_difference(trial: Trial, first: Answer, second: Answer) -> None:
+    """Blame vLLM, which promises the same answer; OpenAI's API has a seed as best effort."""
+    said = "two answers under one seed differ"
+    if not trial.server.is_vllm:
+        prints = [one.document.get(_FINGERPRINT) for one in (first, second)]
+        changed = f", and `{_FINGERPRINT}` changed" if prints[0] != prints[1] else ""
+        trial.warn(f"{said}: this server does not promise that they are equal{changed}")
+        return
+    steady = {_said(await _ask(trial, temperature=0)) for _ in range(3)}
+    if len(steady) > 1:
+        trial.warn(f"{said}, as greedy answers do")
+    else:
+        trial.blame(said)
+
+
+async def _ask(trial: Trial, **options: Any) -> Answer:
+    return await trial.chat(_QUESTION, max_tokens=_TOKENS, **options)
+
+
+def _said(answer: Answer) -> str:
     return f"{answer.reasoning()}\n{answer.content()}"
 
 

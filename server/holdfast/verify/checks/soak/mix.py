@@ -18,6 +18,7 @@ from holdfast.verify.check import Ability
 from holdfast.verify.checks.self_agreement.sequences import longest_tokens
 from holdfast.verify.checks.soak.talk import REQUEST_SECONDS, Talk, read
 from holdfast.verify.checks.tools.asking import ALARM, REQUIRED, WEATHER, refused_choices
+from holdfast.verify.checks.warmth import takes_seeds, warmth
 from holdfast.verify.checks.wire.asking import either
 from holdfast.verify.records import Request
 from holdfast.verify.trial import CHAT, InconclusiveError, Trial, UnexpectedStatusError
@@ -31,6 +32,7 @@ _SAMPLE_LINES = 16
 _ANSWER_TOKENS = (8, 24, 64)
 _CALL_TOKENS = 96
 _LEFT_TOKENS = 256
+_TEMPERATURE = 0.8
 _MOST_BYTES_BEFORE_LEAVING = 2000
 _PLACES = ("harbour", "lighthouse", "shipyard", "ferry", "pier", "chandlery", "customs house")
 _CITIES = ("Lisbon", "Oslo", "Porto", "Bergen", "Rome", "Tokyo")
@@ -55,6 +57,7 @@ class Room:
     tokens_a_line: float
     choices: tuple[str, ...]
     """Each `tool_choice` that the server takes."""
+    takes_seeds: bool
 
     @property
     def long_lines(self) -> int:
@@ -68,7 +71,7 @@ async def room_of(trial: Trial) -> Room:
 
     Raises:
         InconclusiveError: the server does not say how long a prompt was.
-        UnexpectedStatusError: a forced call of a function gets a 5xx.
+        UnexpectedStatusError: a forced call of a function or a seed gets a 5xx.
     """
     path, body = either(trial, _lines(random.Random(0), _SAMPLE_LINES), max_tokens=1)  # noqa: S311 - the same in every run
     try:
@@ -76,7 +79,8 @@ async def room_of(trial: Trial) -> Room:
     except (MalformedError, UnexpectedStatusError) as error:
         raise InconclusiveError(f"the first request of the soak failed: {error}") from None
     choices = await _choices(trial) if "tools" in trial.server.abilities else ()
-    return Room(longest_tokens(trial), max(tokens, 1) / _SAMPLE_LINES, choices)
+    tokens_a_line = max(tokens, 1) / _SAMPLE_LINES
+    return Room(longest_tokens(trial), tokens_a_line, choices, await takes_seeds(trial))
 
 
 async def _choices(trial: Trial) -> tuple[str, ...]:
@@ -135,7 +139,8 @@ class Client:
         prompt = _lines(self._drawn, self._drawn.randint(1, 4))
         options: dict[str, Any] = {"max_tokens": self._drawn.choice(_ANSWER_TOKENS)}
         if self._drawn.random() < 0.5:
-            options |= {"temperature": 0.8, "seed": self._drawn.randrange(1 << 31)}
+            seed = self._drawn.randrange(1 << 31)
+            options |= warmth(_TEMPERATURE, seed, is_seeded=self._room.takes_seeds)
         path, body = either(self._trial, prompt, **options)
         await read(self._trial, path, body, is_streamed=self._drawn.random() < 0.5)
 

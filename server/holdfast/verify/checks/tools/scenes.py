@@ -20,11 +20,13 @@ from holdfast.verify.answers import MalformedError, read_json
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, Body, function
 from holdfast.verify.checks.tools.calls import Turn, raw_calls, whole_turn
+from holdfast.verify.checks.warmth import takes_seeds, warmth
 from holdfast.verify.trial import Trial
 from holdfast.verify.waiting import together
 
 _AT_ONCE = 4
 _FULL_TRIES = 5
+_TEMPERATURE = 0.7
 _TRIES = MappingProxyType({"standard": 1})
 
 
@@ -81,11 +83,13 @@ def triggers() -> Mapping[str, str]:
 async def scenes(trial: Trial) -> None:
     """Each scene, several times: pass^k is the share of those that pass each time."""
     tries = _TRIES.get(trial.profile, _FULL_TRIES)
+    is_seeded = tries > 1 and await takes_seeds(trial)
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def passed(scene: Scene, number: int) -> bool:
+        options = warmth(_TEMPERATURE, number, is_seeded=is_seeded) if number else {}
         async with room:
-            return await _plays(trial, scene, number)
+            return await _plays(trial, scene, options)
 
     known = all_scenes()
     outcomes = await together(
@@ -96,16 +100,15 @@ async def scenes(trial: Trial) -> None:
         trial.score(f"scenes, pass@{tries}", sum(map(any, outcomes)), len(known))
 
 
-async def _plays(trial: Trial, scene: Scene, number: int) -> bool:
+async def _plays(trial: Trial, scene: Scene, options: Mapping[str, Any]) -> bool:
     """Whether the model does what the scene asks for, turn by turn; the first try is greedy."""
-    warmth = {"temperature": 0.7, "seed": number} if number else {}
     messages: list[Body] = []
     for turn in scene.turns:
         if "user" in turn:
             messages.append({"role": "user", "content": turn["user"]})
             continue
         answer = await trial.chat(
-            messages, tools=[*all_functions()], max_tokens=ANSWER_TOKENS, **warmth
+            messages, tools=[*all_functions()], max_tokens=ANSWER_TOKENS, **options
         )
         made = whole_turn(answer)
         if not _is_right(made, turn):

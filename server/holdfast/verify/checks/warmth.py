@@ -1,0 +1,41 @@
+"""Warm answers, for the groups that draw them: with a seed, where the server takes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.verify.checks.wire.asking import each
+from holdfast.verify.trial import Trial, UnexpectedStatusError
+
+_UNKNOWN_FIELD = (400, 422)
+_SEED = 1
+
+
+async def refused_seed(trial: Trial) -> str:
+    """What the server says to a `seed` that it refuses; empty if it takes one, as vLLM does.
+
+    Raises:
+        UnexpectedStatusError: it fails, or refuses the same request without a seed too.
+    """
+    asked = each(trial, "Hi", max_tokens=1, temperature=1.0)
+    if trial.server.is_vllm or not asked:
+        return ""
+    path, body = asked[0]
+    try:
+        await trial.post(path, {**body, "seed": _SEED})
+    except UnexpectedStatusError as error:
+        if error.status not in _UNKNOWN_FIELD:
+            raise
+        await trial.post(path, body)
+        return str(error)
+    return ""
+
+
+async def takes_seeds(trial: Trial) -> bool:
+    """Whether a warm answer may have a seed, see `refused_seed`."""
+    return not await trial.once(refused_seed)
+
+
+def warmth(temperature: float, seed: int, *, is_seeded: bool) -> dict[str, Any]:
+    """The options of an answer that is warm, and the same again where it has a seed."""
+    return {"temperature": temperature, **({"seed": seed} if is_seeded else {})}
