@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
+
 import pytest
 
 from double_defects import Defect
 from holdfast.verify import packages
-from holdfast.verify.checks import ALL, wire
+from holdfast.verify.checks import ALL, tools, wire
 from holdfast.verify.records import CheckStatus
-from openai_double import OpenAIDouble
+from openai_double import Body, OpenAIDouble
 from verified import not_passed, results
 
 OPENAI = [check for check in wire.CHECKS if check.name == "openai_types"]
@@ -61,6 +63,40 @@ def test_the_gateways_checks_are_made(defect: Defect, status: CheckStatus) -> No
     need("tr_provider_check")
     (made,) = results(OpenAIDouble(defect), PROVIDER).values()
     assert made.status is status, made.reason
+
+
+class Tight(OpenAIDouble):
+    """Leaves out the space behind the colon, as the standard allows."""
+
+    async def _events(self, parts: Iterator[Body], *, is_chat: bool) -> AsyncIterator[bytes]:
+        async for event in super()._events(parts, is_chat=is_chat):
+            yield event.replace(b"data: ", b"data:")
+
+
+@pytest.mark.parametrize(
+    ("defect", "status"),
+    [
+        ("", CheckStatus.WARNED),
+        ("no [DONE]", CheckStatus.WARNED),
+        ("an event split wrong", CheckStatus.FAILED),
+    ],
+)
+def test_a_stream_that_only_this_gateway_cannot_read_is_warned_of(
+    defect: Defect, status: CheckStatus
+) -> None:
+    """It reads nothing but lines that begin with `data: `; what is broken fails all the same."""
+    need("tr_provider_check")
+    (made,) = results(Tight(defect), PROVIDER).values()
+    assert made.status is status, made.reason
+    assert "stream.sse-framing" in made.reason
+
+
+def test_no_other_check_misses_the_space() -> None:
+    """They read streams as the standard has them, canitoolcall's probe too."""
+    need("canitoolcall")
+    names = ("events", "stream_twin", "probe")
+    checks = [check for check in (*wire.CHECKS, *tools.CHECKS) if check.name in names]
+    assert not_passed(results(Tight(), checks)) == {}
 
 
 def test_an_answer_of_a_few_tokens_may_arrive_at_once() -> None:
