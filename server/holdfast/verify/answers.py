@@ -11,6 +11,7 @@ from holdfast.verify.records import Request
 Value = TypeVar("Value")
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 """Ends a text that was cut, so that `redaction` knows where a secret may have been cut, too."""
+_ABSENT, _ELSEWHERE = (404, 405, 501), range(300, 400)
 _EXCERPT_CHARACTERS = 300
 _MOST_LEVELS = 100
 """A report repeats parts of answers, and what writes it takes some frames for each level."""
@@ -94,6 +95,11 @@ def has_words(text: str, words: str) -> bool:
     """Whether the words are in the text as whole ones, in any case and spacing."""
     pattern = r"\s+".join(map(re.escape, words.split()))
     return re.search(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE) is not None
+
+
+def is_absent(status: int) -> bool:
+    """Whether a status says that there is no such route: a redirect leads to another page."""
+    return status in _ABSENT or status in _ELSEWHERE
 
 
 def excerpt(text: str, characters: int = _EXCERPT_CHARACTERS) -> str:

@@ -83,7 +83,9 @@ def lack_of(check: Check, server: Server) -> Lack | None:
     """The first thing that the check needs and is not there."""
     for need in check.needs:
         if need not in server.abilities:
-            return Lack(*_ABILITIES[need])
+            what, remedy = _ABILITIES[need]
+            told = server.refusals.get(need)
+            return Lack(f"{what}: {told}" if told else what, remedy)
     for package in check.packages:
         if not packages.has_module(package):
             what = f"the package {packages.DISTRIBUTIONS[package]} is not installed"

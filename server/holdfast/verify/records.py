@@ -204,6 +204,8 @@ class Server:
     holdfast: HoldfastFacts | None = None
     configuration: Configuration | None = None
     """What serves what; only Holdfast tells."""
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    """What the server says to a request for an ability that it does not have, by its name."""
 
     @property
     def is_vllm(self) -> bool:

@@ -13,7 +13,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from holdfast.configuration_record import Configuration
 from holdfast.errors import NotReachableError, UsageError
-from holdfast.verify.answers import LEAST_TOO_GREAT, MalformedError, dig, dig_or
+from holdfast.verify.answers import (
+    LEAST_TOO_GREAT,
+    MalformedError,
+    dig,
+    dig_or,
+    excerpt,
+    is_absent,
+)
 from holdfast.verify.records import HoldfastFacts, Request, Server
 from holdfast.verify.redaction import redacted
 from holdfast.verify.target import Answer, NoAnswerError, Target
@@ -25,6 +32,13 @@ _OK = 200
 _KEY_REFUSED = (401, 403)
 _LATER = (408, TOO_MANY)
 """Statuses of a route that is there, and has no time now."""
+_NO_TOOLS = re.compile(
+    r"\b(?:tools?|function call\w*)\b.{0,40}\b(?:requires?|unsupported|disabled"
+    r"|not (?:supported|available|enabled|allowed))\b"
+    r"|\b(?:unsupported|not support(?:ed)?)\b.{0,40}\b(?:tools?|function call\w*)\b",
+    re.IGNORECASE,
+)
+"""How a server says that it takes no functions; a parser that crashes says something else."""
 _SURVEY_SECONDS = 60.0
 _STATUS_FIELDS = {"state", "engine", "probe"}
 """What `/statusz` of Holdfast always has."""
@@ -48,18 +62,19 @@ async def survey(target: Target, wanted: str | None = None) -> Server:
     own = _chosen(models, wanted)
     model = dig_or(own, "id", default="")
     openapi = await _document(target, "/openapi.json")
-    return Server(
+    server = Server(
         url=without_secrets(target.url),
         model=model,
         models=tuple(ids),
         max_model_len=dig_or(own, "max_model_len", default=0) or None,
         owner=dig_or(own, "owned_by", default=""),
         vllm=dig_or(await _document(target, "/version"), "version", default=""),
-        abilities=await _abilities(target, model),
+        abilities=(),
         routes=tuple(sorted(dig_or(openapi, "paths", default={}))),
         holdfast=await ask_facts(target),
         configuration=await _configuration(target),
     )
+    return await _with_abilities(target, server)
 
 
 async def ask_holdfast(target: Target) -> HoldfastFacts | None:
@@ -181,12 +196,13 @@ def _key_refused(target: Target, status: int) -> UsageError:
     )
 
 
-async def _abilities(target: Target, model: str) -> tuple[str, ...]:
-    """What the server can do.
+async def _with_abilities(target: Target, server: Server) -> Server:
+    """The server with what it can do, and what it says of the rest.
 
     Raises:
         UsageError: it lists its models without a key, and asks for one where they answer.
     """
+    model = server.model
     asked = {path: _smallest(path, model) for path in (CHAT, COMPLETIONS)}
     asked[TOKENIZE] = Request("POST", TOKENIZE, {"model": model, "prompt": "Hello"})
     names = {CHAT: "chat", COMPLETIONS: "completions"}
@@ -198,24 +214,48 @@ async def _abilities(target: Target, model: str) -> tuple[str, ...]:
         for answer in (answers[CHAT], answers[COMPLETIONS]):
             if answer is not None and answer.status in _KEY_REFUSED:
                 raise _key_refused(target, answer.status)
-    if "chat" in found and await _takes_tools(target, model):
-        found.append("tools")
-    if await ask_holdfast(target):
+    refusals = {}
+    if "chat" in found:
+        if refusal := await _refusal_of_tools(target, server):
+            refusals["tools"] = refusal
+        else:
+            found.append("tools")
+    if server.holdfast:
         found.append("holdfast")
-    return tuple(found)
+    return replace(server, abilities=tuple(found), refusals=refusals)
 
 
-async def _takes_tools(target: Target, model: str) -> bool:
-    """Whether a chat may offer functions, which a server must be told to parse."""
-    asked = _smallest(CHAT, model)
+async def _refusal_of_tools(target: Target, server: Server) -> str:
+    """What the server says to a chat that offers a function; empty if it may offer one.
+
+    A server must be told to parse calls. One that was not may say so with a status of its own
+    failure, as llama.cpp does with 500; vLLM says it with 400.
+    """
+    asked = _smallest(CHAT, server.model)
     function = {"name": "nothing", "parameters": {"type": "object", "properties": {}}}
     body = {**(asked.body or {}), "tools": [{"type": "function", "function": function}]}
-    return _is_there(await _answer(target, Request("POST", CHAT, body)))
+    answer = await _answer(target, Request("POST", CHAT, body))
+    if answer is None or answer.status == _OK:
+        return ""
+    said = _error_of(answer)
+    is_denied = not server.is_vllm and _NO_TOOLS.search(said) is not None
+    return f"{said} (HTTP {answer.status})" if is_denied or not _is_there(answer) else ""
+
+
+def _error_of(answer: Answer) -> str:
+    """What the server says of an error, in OpenAI's form or in any other."""
+    try:
+        told = dig_or(answer.document, "error", "message", default="")
+    except MalformedError:
+        told = ""
+    return excerpt(told or answer.text or "nothing")
 
 
 def _is_there(answer: Answer | None) -> bool:
     """Whether the server has what was asked for, also where it fails: a check will find that."""
-    return answer is None or not 400 <= answer.status < 500 or answer.status in _LATER
+    if answer is None or answer.status in _LATER:
+        return True
+    return not (400 <= answer.status < 500 or is_absent(answer.status))
 
 
 def _tells_tokens(answer: Answer | None) -> bool:

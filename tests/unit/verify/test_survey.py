@@ -87,12 +87,66 @@ def surveyed(app: OpenAIDouble, wanted: str | None = None) -> Server:
 
 
 @pytest.mark.parametrize(
-    ("status", "is_there"), [(404, False), (400, False), (408, True), (429, True), (500, True)]
+    ("status", "is_there"),
+    [
+        *((404, False), (400, False), (501, False), (307, False)),
+        *((408, True), (429, True), (500, True), (503, True)),
+    ],
 )
 def test_a_route_without_time_is_there(status: int, is_there: bool) -> None:
     """As is one that fails; one that refuses the smallest request is not."""
     able = set(surveyed(Refusing(status)).abilities)
     assert ({"chat", "completions", "tools"} <= able) is is_there
+
+
+class Toolless(OpenAIDouble):
+    """Answers a chat with functions in a way of its own."""
+
+    def __init__(self, status: int, said: str, form: str = "error") -> None:
+        super().__init__()
+        self._status, self._said, self._form = status, said, form
+
+    async def _chat(self, request: Request) -> Response:
+        if (await request.json()).get("tools"):
+            return JSONResponse({self._form: {"message": self._said}}, self._status)
+        return await super()._chat(request)
+
+
+OF_LLAMA = "tools param requires --jinja flag"
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "is_able"),
+    [
+        (500, OF_LLAMA, False),
+        (500, "Unsupported param: tools", False),
+        (500, "this model does not support function calling", False),
+        (503, "Tool use is not enabled on this server", False),
+        (501, "no such luck", False),
+        (400, "no such luck", False),
+        (500, "out of memory", True),
+        (500, "extract_tool_calls() missing 1 required positional argument: 'request'", True),
+        (500, "tool parser: 'NoneType' object is not subscriptable", True),
+    ],
+)
+def test_a_server_that_says_that_it_has_no_tools_has_none(
+    status: int, said: str, *, is_able: bool
+) -> None:
+    """llama.cpp says it with 500; what only fails there is for the checks to find."""
+    server = surveyed(Toolless(status, said).without("/statusz"))
+    assert ("tools" in server.abilities) is is_able
+    assert server.refusals == ({} if is_able else {"tools": f"{said} (HTTP {status})"})
+
+
+def test_vllm_does_not_fail_to_say_that_it_has_no_tools() -> None:
+    """It refuses with a 4xx, so a 5xx is a fault, whatever it says."""
+    assert "tools" in surveyed(Toolless(500, OF_LLAMA)).abilities
+
+
+def test_a_refusal_without_a_form_is_told_too() -> None:
+    """All of it, on a line."""
+    server = surveyed(Toolless(400, "no\nluck", form="detail"))
+    assert server.refusals == {"tools": '{"detail":{"message":"no\\nluck"}} (HTTP 400)'}
 
 
 class Limited(OpenAIDouble):
@@ -136,7 +190,9 @@ class BrokenTokenizer(OpenAIDouble):
         return JSONResponse({}, self._status)
 
 
-@pytest.mark.parametrize(("status", "is_there"), [(500, True), (404, False), (200, False)])
+@pytest.mark.parametrize(
+    ("status", "is_there"), [(500, True), (404, False), (501, False), (200, False)]
+)
 def test_tokens_that_are_not_told_are_not_absent(status: int, is_there: bool) -> None:
     """A check finds what is wrong with them; another form is another route."""
     assert ("tokenize" in surveyed(BrokenTokenizer(status)).abilities) is is_there

@@ -22,7 +22,7 @@ from holdfast.verify.checks.tools.keywords import MAKERS, Case, cases
 from holdfast.verify.checks.tools.scenes import all_functions, all_scenes, triggers
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus
-from openai_double import DERENDER, Body, OpenAIDouble
+from openai_double import Body, OpenAIDouble
 from schema_keywords import limiting, used_by
 from verified import not_passed, results
 
@@ -174,6 +174,10 @@ def test_a_server_without_functions_is_not_blamed() -> None:
     """Every check is skipped, and says what to serve it with."""
     made = results(OpenAIDouble("functions are 400"), tools.CHECKS)
     assert {one.status for one in made.values()} == {CheckStatus.SKIPPED}
+    said = "functions need --enable-auto-tool-choice (HTTP 400)"
+    assert {one.reason for one in made.values()} == {
+        f"the server does not support tool calls: {said}"
+    }
     assert all("--enable-auto-tool-choice" in one.remedy for one in made.values())
 
 
@@ -332,12 +336,22 @@ def test_without_a_known_parser_nothing_is_replayed(flags: tuple[str, ...], reas
     assert reason in made.reason
 
 
+class Unparsing(OpenAIDouble):
+    """Parses nothing on request, and says so in its own way."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self._status = status
+
+    async def _derender(self, _request: Request) -> Response:
+        return JSONResponse({}, self._status)
+
+
 @pytest.mark.usefixtures("_canitoolcall")
-def test_a_server_that_parses_nothing_on_request_is_not_blamed() -> None:
+@pytest.mark.parametrize("status", [403, 404, 405, 501, 302])
+def test_a_server_that_parses_nothing_on_request_is_not_blamed(status: int) -> None:
     """It says which flag is missing."""
-    app = OpenAIDouble()
-    app.router.routes = [one for one in app.router.routes if getattr(one, "path", "") != DERENDER]
-    (made,) = results(app, REPLAY).values()
+    (made,) = results(Unparsing(status), REPLAY).values()
     assert made.status is CheckStatus.SKIPPED
     assert "--enable-scale-out" in made.remedy
 

@@ -292,6 +292,46 @@ def test_a_limit_of_requests_is_no_refusal() -> None:
     assert made.status is CheckStatus.INCONCLUSIVE
 
 
+class Elsewhere(OpenAIDouble):
+    """Answers 501 or a redirect where it has no route, and lists routes that it does not have."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self._status = status
+        self.without("/statusz")
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        refusal = await super()._refused(request, error)
+        is_absent = refusal.status_code == 405 or request.url.path == "/v1/none"
+        return JSONResponse({}, self._status) if is_absent else refusal
+
+    async def _responses(self, _request: Request) -> Response:
+        return JSONResponse({}, self._status)
+
+    async def _messages(self, _request: Request) -> Response:
+        return JSONResponse({}, self._status)
+
+
+@pytest.mark.parametrize("status", [404, 405, 501, 302])
+def test_a_route_that_is_not_there_may_say_so_in_several_ways(status: int) -> None:
+    """With 404, 405 or 501, or by sending the client elsewhere, also where it is listed."""
+    made = results(Elsewhere(status), [*REFUSALS, *TYPED])
+    skipped = dict.fromkeys(("wire.responses", "wire.messages"), CheckStatus.SKIPPED)
+    assert not_passed(made) == skipped
+    assert f"answered {status}" in made["wire.responses"].reason
+
+
+def test_a_listed_route_of_vllm_has_to_be_there() -> None:
+    """A 404 there would be a fault of Holdfast."""
+
+    class Missing(OpenAIDouble):
+        async def _responses(self, _request: Request) -> Response:
+            return JSONResponse({}, 404)
+
+    made = results(Missing(), TYPED)
+    assert not_passed(made) == {"wire.responses": CheckStatus.FAILED}
+
+
 class Unlimited(OpenAIDouble):
     """Takes -1 for as many tokens as there is room for, as llama.cpp does."""
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.verify.answers import dig, dig_or
+from holdfast.verify.answers import dig, dig_or, is_absent
 from holdfast.verify.check import Check
 from holdfast.verify.checks.tools.asking import Body
 from holdfast.verify.survey import given_flags
@@ -32,7 +32,7 @@ _PARTS = 16
 """About how many a stream has: for each one, vLLM parses all that came before it again."""
 _MIN_LARGEST_PART_TOKENS = 8
 """Several tokens come at once with speculative decoding, and where the front end is busy."""
-_ABSENT = (403, 404, 405)
+_FORBIDDEN = 403
 _QUESTION = "Use the tools to answer."
 
 
@@ -77,7 +77,7 @@ async def _suitable(trial: Trial) -> list[tuple[Fixture, Family]]:
         SkippedError: the server does not parse on request, or it is not known what it parses.
     """
     answer = await trial.ask(DERENDER, {})
-    if answer.status in _ABSENT:
+    if answer.status == _FORBIDDEN or is_absent(answer.status):
         why = "the server does not parse the tokens of an answer"
         raise SkippedError(why, "start vLLM or Holdfast with --enable-scale-out")
     told = trial.server.configuration

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from holdfast.verify.answers import MalformedError
-from holdfast.verify.trial import CHAT, COMPLETIONS, InconclusiveError, SkippedError, Trial
+from holdfast.verify.answers import MalformedError, is_absent
+from holdfast.verify.target import Answer
+from holdfast.verify.trial import (
+    CHAT,
+    COMPLETIONS,
+    InconclusiveError,
+    SkippedError,
+    Trial,
+    UnexpectedStatusError,
+)
 
 PROMPT = "Count: one, two, three, four,"
 """Any model goes on from it."""
@@ -64,11 +72,20 @@ async def judge_each(
     trial.measure("APIs judged", len(asked) - len(skipped))
 
 
-def require_listed(trial: Trial, path: str) -> None:
-    """Go on only if the server has the route.
+async def post_listed(trial: Trial, path: str, body: Mapping[str, Any]) -> Answer:
+    """The answer to a request at a route that not every server has.
 
     Raises:
-        SkippedError: it has not.
+        NoAnswerError: there is none in time.
+        SkippedError: the server does not list it, or says there that it does not have it.
+        UnexpectedStatusError: it answers with another status than 200.
     """
     if path not in trial.server.routes:
         raise SkippedError(f"the server lists no {path}")
+    try:
+        return await trial.post(path, body)
+    except UnexpectedStatusError as error:
+        # vLLM lists what it has, and frameworks also what the model cannot do.
+        if trial.server.is_vllm or not is_absent(error.status):
+            raise
+        raise SkippedError(f"the server does not have {path}: {error}") from None

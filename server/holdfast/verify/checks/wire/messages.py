@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.verify.answers import dig
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.twins import compare
-from holdfast.verify.checks.wire.asking import PROMPT, require_listed
+from holdfast.verify.checks.wire.asking import PROMPT, post_listed
 from holdfast.verify.checks.wire.typed_events import (
     Order,
     TypedEvent,
@@ -51,14 +51,13 @@ ORDER = Order(
 
 async def messages(trial: Trial) -> None:
     """One question, at once and as a stream."""
-    require_listed(trial, _MESSAGES)
     body = {
         "model": trial.server.model,
         "messages": [{"role": "user", "content": PROMPT}],
         "max_tokens": _MAX_TOKENS,
         "temperature": 0,
     }
-    answer = await trial.post(_MESSAGES, body)
+    answer = await post_listed(trial, _MESSAGES, body)
     with trial.demanding_form(answer):
         _require_head(trial, answer, answer.document)
         dig(answer.document, "content", kind=list)

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.twins import compare
-from holdfast.verify.checks.wire.asking import PROMPT, require_listed
+from holdfast.verify.checks.wire.asking import PROMPT, post_listed
 from holdfast.verify.checks.wire.typed_events import (
     Order,
     TypedEvent,
@@ -67,14 +67,13 @@ ORDER = Order(
 
 async def responses(trial: Trial) -> None:
     """One question, at once and as a stream."""
-    require_listed(trial, _RESPONSES)
     body = {
         "model": trial.server.model,
         "input": PROMPT,
         "max_output_tokens": _MAX_TOKENS,
         "temperature": 0,
     }
-    answer = await trial.post(_RESPONSES, body)
+    answer = await post_listed(trial, _RESPONSES, body)
     with trial.demanding_form(answer):
         _require_form(trial, answer, answer.document)
     stream = await trial.stream(_RESPONSES, body)
