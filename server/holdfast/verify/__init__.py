@@ -26,6 +26,7 @@ with a baseline by `agreement` and `baseline`, and shows the verdict of a run wi
     other_tools      runs two of them in a process of its own, which reaches only the server
     other_programs   runs lm-eval, guidellm and aiperf, if they are installed
     tokenizer_files  where on this machine is the tokenizer that they need?
+    texts            changes every text of a record, however deep
     redaction        takes keys out of what is written
     records          what a report is made of
     checks/          the checks, one module a group; `checks/__init__.py` lists them all

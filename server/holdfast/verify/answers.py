@@ -13,6 +13,9 @@ ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 """Ends a text that was cut, so that `redaction` knows where a secret may have been cut, too."""
 _ABSENT, _ELSEWHERE = (404, 405, 501), range(300, 400)
 _EXCERPT_CHARACTERS = 300
+_READ_FOR_ONE = 16
+"""Characters of a text that are read for each one of an excerpt."""
+_QUOTED_CHARACTERS = 2000
 _MOST_LEVELS = 100
 """A report repeats parts of answers, and what writes it takes some frames for each level."""
 LEAST_TOO_GREAT = 2**53
@@ -103,8 +106,25 @@ def is_absent(status: int) -> bool:
 
 
 def excerpt(text: str, characters: int = _EXCERPT_CHARACTERS) -> str:
-    """The beginning of a text on one line, without what a terminal or XML would stumble over."""
-    return printable(beginning(" ".join(text.split()), characters))
+    """The beginning of a text on one line, without what a terminal or XML would stumble over.
+
+    It takes no longer for a text of many megabytes, which may be spaces at first.
+    """
+    read = text[: _READ_FOR_ONE * characters]
+    line = " ".join(read.split())
+    is_cut = len(line) > characters or len(read) < len(text)
+    return printable(f"{line[:characters]}{ELLIPSIS}" if is_cut else line)
+
+
+def quoted(text: str) -> str:
+    """The text as a report repeats it: a server may say megabytes where a word is due."""
+    return printable(shortened(text))
+
+
+def shortened(text: str, characters: int = _QUOTED_CHARACTERS) -> str:
+    """The text, or the beginning of a longer one and how much of it is left out."""
+    left = len(text) - characters
+    return text if left <= 0 else f"{text[:characters]}{ELLIPSIS} ({left:,} characters left out)"
 
 
 def beginning(text: str, characters: int) -> str:

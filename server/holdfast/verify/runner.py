@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from holdfast.verify.answers import MalformedError, excerpt
+from holdfast.verify.answers import MalformedError, excerpt, quoted
 from holdfast.verify.check import Check, deadline_seconds_of, lack_of
 from holdfast.verify.interruption import unless
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, CheckStatus, Fault, Profile, Server, Verdict
+from holdfast.verify.records import CheckResult, CheckStatus, Profile, Server, Verdict
 from holdfast.verify.redaction import redacted
 from holdfast.verify.survey import is_answering
 from holdfast.verify.target import NoAnswerError, Target
@@ -22,6 +22,7 @@ from holdfast.verify.trial import (
     SkippedError,
     Trial,
     UnexpectedStatusError,
+    fault_of,
 )
 
 INTERRUPTED = "the run was interrupted"
@@ -144,15 +145,17 @@ def _cut_short(trial: Trial, context: RunContext, deadline_seconds: float) -> Ex
 
 def _judged(noted: CheckResult, error: BaseException | None) -> CheckResult:
     """Return the result with the status that its notes and the end of the attempt give it."""
+    said = quoted(str(error)) if error is not None else ""
     match error:
         case None | SkippedError() | InconclusiveError() | MalformedError():
             pass
         case NoAnswerError() | UnexpectedStatusError():
-            noted = replace(noted, faults=(*noted.faults, Fault(str(error), error.request)))
+            fault = fault_of(str(error), request=error.request)
+            noted = replace(noted, faults=(*noted.faults, fault))
         case TimeoutError():
-            noted = replace(noted, faults=(*noted.faults, Fault(str(error))))
+            noted = replace(noted, faults=(*noted.faults, fault_of(str(error))))
         case Exception():  # a shape of an answer that the check did not think of
-            error = InconclusiveError(f"unexpected {type(error).__name__}: {excerpt(str(error))}")
+            said = f"unexpected {type(error).__name__}: {excerpt(str(error))}"
         case _:
             raise error
     beyond = [
@@ -163,9 +166,9 @@ def _judged(noted: CheckResult, error: BaseException | None) -> CheckResult:
     if wrong := [*(fault.what for fault in noted.faults), *beyond]:
         return replace(noted, status=CheckStatus.FAILED, reason=_sentence(wrong))
     if isinstance(error, SkippedError):
-        return replace(noted, status=CheckStatus.SKIPPED, reason=str(error), remedy=error.remedy)
+        return replace(noted, status=CheckStatus.SKIPPED, reason=said, remedy=error.remedy)
     if error is not None:
-        return replace(noted, status=CheckStatus.INCONCLUSIVE, reason=str(error))
+        return replace(noted, status=CheckStatus.INCONCLUSIVE, reason=said)
     if noted.warnings:
         reason = _sentence([warning.what for warning in noted.warnings])
         return replace(noted, status=CheckStatus.WARNED, reason=reason)

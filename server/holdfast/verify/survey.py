@@ -20,10 +20,12 @@ from holdfast.verify.answers import (
     dig_or,
     excerpt,
     is_absent,
+    shortened,
 )
 from holdfast.verify.records import HoldfastFacts, Request, Server
 from holdfast.verify.redaction import redacted
 from holdfast.verify.target import Answer, NoAnswerError, Target
+from holdfast.verify.texts import with_texts
 from holdfast.verify.trial import CHAT, COMPLETIONS, MODELS, TOKENIZE
 from holdfast.verify.vitals import Vitals, ask_vitals
 from holdfast.verify.waiting import LIMITED_REMEDY, TOO_MANY, LimitedError, until_admitted
@@ -40,6 +42,8 @@ _NO_TOOLS = re.compile(
 )
 """How a server says that it takes no functions; a parser that crashes says something else."""
 _SURVEY_SECONDS = 60.0
+_MOST_FACT_CHARACTERS = 10_000
+"""Of what a server says of itself, such as a flag with a document in it: a report repeats it."""
 _STATUS_FIELDS = {"state", "engine", "probe"}
 """What `/statusz` of Holdfast always has."""
 _PROOF_FIELDS = ("passed", "limited", "proven_tokens")
@@ -74,7 +78,8 @@ async def survey(target: Target, wanted: str | None = None) -> Server:
         holdfast=await ask_facts(target),
         configuration=await _configuration(target),
     )
-    return await _with_abilities(target, server)
+    bounded = with_texts(server, partial(shortened, characters=_MOST_FACT_CHARACTERS))
+    return await _with_abilities(target, bounded)
 
 
 async def ask_holdfast(target: Target) -> HoldfastFacts | None:
@@ -85,7 +90,7 @@ async def ask_holdfast(target: Target) -> HoldfastFacts | None:
     ranks: list[Any] = dig_or(status, "workspace", default=[])
     probe: dict[str, Any] = dig_or(status, "probe", default={})
     return HoldfastFacts(
-        state=dig_or(status, "state", default=""),
+        state=shortened(dig_or(status, "state", default="")),
         proof={name: _plain(probe.get(name)) for name in _PROOF_FIELDS},
         generation=dig_or(status, "engine", "generation", default=0),
         restarts=dig_or(status, "engine", "restarts", default=0),

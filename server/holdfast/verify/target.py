@@ -259,7 +259,8 @@ def _require_plain(request: Request, response: httpx.Response) -> None:
     encoding = response.headers.get("content-encoding", "").strip() or _PLAIN
     if encoding.casefold() != _PLAIN:
         raise NoAnswerError(
-            request, f"the answer is encoded as {encoding!r}, though only {_PLAIN} was accepted"
+            request,
+            f"the answer is encoded as {excerpt(encoding)!r}, though only {_PLAIN} was accepted",
         )
 
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from holdfast.verify.answers import MalformedError, dig, excerpt, printable
+from holdfast.verify.answers import MalformedError, dig, excerpt, quoted, shortened
 from holdfast.verify.baseline import Baseline, limit_of
 from holdfast.verify.options import Options
 from holdfast.verify.records import Fault, Limit, Number, Profile, Request, Series, Server
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import PATIENT_SECONDS, REQUEST_SECONDS, Answer, Target
 from holdfast.verify.tasks import score_key
+from holdfast.verify.texts import with_texts
 from holdfast.verify.waiting import LIMITED_REMEDY, LimitedError, Reply, until_admitted
 
 CHAT = "/v1/chat/completions"
@@ -29,6 +30,8 @@ _MANY_TOKENS = 256
 _MAX_REQUESTS = 8
 """More do not help to repeat a check."""
 _MAX_FAULTS = 20
+_MOST_ASKED_CHARACTERS = 2_000_000
+"""Of a text in a request; no check writes a longer one that a report repeats."""
 
 Value = TypeVar("Value")
 Message = Mapping[str, Any]
@@ -89,7 +92,7 @@ class Trial:
     @property
     def requests(self) -> tuple[Request, ...]:
         """Those that repeat the check; the first few of many."""
-        return tuple(self._requests or self._shared_requests)
+        return tuple(map(_repeatable, self._requests or self._shared_requests))
 
     @property
     def baseline(self) -> Baseline | None:
@@ -266,12 +269,12 @@ class Trial:
     ) -> None:
         """Note a fault, and the answer that shows it, or only the request; the check fails."""
         if len(self.faults) < _MAX_FAULTS:
-            self.faults.append(_fault(what, answer) if answer else Fault(printable(what), request))
+            self.faults.append(fault_of(what, answer, request))
 
     def warn(self, what: str, answer: Answer | StreamedAnswer | None = None) -> None:
         """Note what is allowed, and yet not as it should be."""
         if len(self.warnings) < _MAX_FAULTS:
-            self.warnings.append(_fault(what, answer))
+            self.warnings.append(fault_of(what, answer))
 
     def measure(self, name: str, value: float, unit: str = "", limit: Limit | None = None) -> None:
         """Note a number; beyond its limit the check fails."""
@@ -310,7 +313,15 @@ def _deadline_seconds_of(body: Mapping[str, Any]) -> float:
     return PATIENT_SECONDS if is_long else REQUEST_SECONDS
 
 
-def _fault(what: str, answer: Answer | StreamedAnswer | None) -> Fault:
-    if answer is None:
-        return Fault(printable(what))
-    return Fault(printable(what), answer.request, excerpt(answer.text))
+def fault_of(
+    what: str, answer: Answer | StreamedAnswer | None = None, request: Request | None = None
+) -> Fault:
+    """What is wrong, with the answer or the request that shows it; nothing in it is long."""
+    shows = answer.request if answer is not None else request
+    answered = excerpt(answer.text) if answer is not None else ""
+    return Fault(quoted(what), shows and _repeatable(shows), answered)
+
+
+def _repeatable(request: Request) -> Request:
+    """The request as a report has it: a model's answer may be a part of it, and of any length."""
+    return with_texts(request, partial(shortened, characters=_MOST_ASKED_CHARACTERS))

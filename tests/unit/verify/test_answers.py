@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.verify.answers import MalformedError, dig, dig_or, has_words, read_json
+from holdfast.verify.answers import (
+    ELLIPSIS,
+    MalformedError,
+    dig,
+    dig_or,
+    excerpt,
+    has_words,
+    quoted,
+    read_json,
+)
 
 
 @pytest.mark.parametrize("levels", [200, 600, 100_000])
@@ -21,6 +30,19 @@ def test_an_integer_of_hundreds_of_digits_is_not_read() -> None:
     with pytest.raises(MalformedError, match="tokens is an integer beyond 53 bits"):
         dig(document, "tokens", kind=int)
     assert dig_or(document, "tokens", default=0) == 0
+
+
+def test_a_long_text_is_quoted_with_what_is_left_out() -> None:
+    """How much that is, so that nobody takes the beginning for all of it."""
+    assert quoted("a\tb") == "a\N{REPLACEMENT CHARACTER}b"
+    assert quoted("x" * 2000) == "x" * 2000
+    assert quoted("x" * 1_002_000) == "x" * 2000 + f"{ELLIPSIS} (1,000,000 characters left out)"
+
+
+def test_an_excerpt_reads_only_the_beginning() -> None:
+    """Behind many spaces there may be more, which the ellipsis stands for."""
+    assert excerpt(f"a{' ' * 5000}b") == f"a{ELLIPSIS}"
+    assert excerpt("ab  " * 5_000_000, 5) == f"ab ab{ELLIPSIS}"
 
 
 @pytest.mark.parametrize(

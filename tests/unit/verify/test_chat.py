@@ -207,6 +207,15 @@ def test_a_loop_is_found_in_time() -> None:
     assert loop(" ".join(f"step {number % 7} of {number}" for number in range(2000))) == ""
 
 
+def test_only_the_end_of_a_very_long_answer_is_judged() -> None:
+    """A model that loops goes on until it is cut; megabytes would take minutes."""
+    fine = " ".join(f"step {number}" for number in range(1_000_000))
+    assert loop(f"{'no ' * 40}{fine}") == ""
+    assert loop(f"{fine} {'no ' * 40}") == "no"
+    assert stray_scripts(f"{'灯塔' * 40}{fine}") == {}
+    assert stray_scripts(f"{fine}{'灯塔' * 400}") == {"CJK": 800}
+
+
 @pytest.mark.parametrize(
     ("text", "allowed", "stray"),
     [

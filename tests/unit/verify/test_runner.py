@@ -8,13 +8,22 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from double_limits import EVERY, LimitedDouble
+from holdfast.verify.answers import MalformedError
 from holdfast.verify.baseline import Baseline, Score
 from holdfast.verify.check import Check
 from holdfast.verify.checks import ALL
 from holdfast.verify.checks.oracle import comparing
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, CheckStatus, Verdict, at_most, equal_to
+from holdfast.verify.records import (
+    CheckResult,
+    CheckStatus,
+    Request,
+    Verdict,
+    at_most,
+    equal_to,
+)
 from holdfast.verify.runner import judge
+from holdfast.verify.target import NoAnswerError
 from holdfast.verify.tasks import Task
 from holdfast.verify.trial import (
     CHAT,
@@ -222,6 +231,46 @@ def test_a_fault_keeps_its_request_and_answer() -> None:
     made = outcome(at_fault)
     assert made.faults[0].request == made.requests[0]
     assert "How" in made.faults[0].answered
+
+
+LONG = "x" * 5_000_000
+
+
+async def blames_at_length(trial: Trial) -> None:
+    trial.blame(LONG)
+    trial.warn(LONG, await trial.chat(LONG, max_tokens=1))
+
+
+async def skips_at_length(_trial: Trial) -> None:
+    raise SkippedError(LONG)
+
+
+async def cannot_tell_at_length(_trial: Trial) -> None:
+    raise InconclusiveError(LONG)
+
+
+async def reads_at_length(_trial: Trial) -> None:
+    raise MalformedError(LONG)
+
+
+async def gets_no_answer(_trial: Trial) -> None:
+    raise NoAnswerError(Request("POST", CHAT, {"messages": [{"content": LONG}]}), LONG)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(blames_at_length, skips_at_length, cannot_tell_at_length),
+        *(reads_at_length, gets_no_answer),
+    ],
+)
+def test_what_a_server_says_at_length_is_not_repeated_at_length(body: Body) -> None:
+    """Wherever it stands: in a reason, a fault, a warning or a request."""
+    made = outcome(body)
+    told = [made.reason, *(one.what for one in (*made.faults, *made.warnings))]
+    assert all(len(one) < 2100 and "characters left out)" in one for one in told)
+    asked = [*made.requests, *(one.request for one in (*made.faults, *made.warnings))]
+    assert all(one is None or len(str(one.body)) < 2_001_000 for one in asked)
 
 
 def test_the_checks_after_the_end_of_a_server_are_skipped() -> None:

@@ -234,6 +234,24 @@ def test_only_a_count_is_read_as_one(told: Any, read: int) -> None:
     assert holdfast.growths == read
 
 
+class Talkative(OpenAIDouble):
+    """Tells a version of megabytes, and lists a route as long."""
+
+    async def _version(self, _request: Request) -> Response:
+        return JSONResponse({"version": "1" * 5_000_000})
+
+    async def _openapi(self, _request: Request) -> Response:
+        return JSONResponse({"paths": {"/" * 5_000_000: {}}})
+
+
+def test_what_a_server_says_of_itself_is_bounded() -> None:
+    """The report repeats it, and says how much it leaves out."""
+    server = surveyed(Talkative())
+    for told in (server.vllm, *server.routes):
+        assert len(told) < 10_100
+        assert told.endswith("(4,990,000 characters left out)")
+
+
 class Echoing(OpenAIDouble):
     """Answers a request for its models with the key."""
 

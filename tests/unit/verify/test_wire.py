@@ -18,7 +18,9 @@ from holdfast.verify.checks import wire
 from holdfast.verify.checks.wire import streams
 from holdfast.verify.checks.wire.asking import PROMPT
 from holdfast.verify.records import CheckStatus
+from holdfast.verify.report import as_json
 from openai_double import MODEL, Body, OpenAIDouble
+from sample_reports import report
 from verified import not_passed, results
 
 OWN = [check for check in wire.CHECKS if not check.packages]
@@ -117,6 +119,22 @@ def test_a_server_without_a_route_is_not_blamed() -> None:
     assert {"wire.completion", "wire.prompt_tokens", "wire.responses"} <= skipped
     assert all(made[name].reason for name in skipped)
     assert made["wire.completion"].remedy
+
+
+class Verbose(OpenAIDouble):
+    """Names a reason of megabytes for the end of an answer."""
+
+    def _choice(self, index: int, made: Generated, body: Body, *, is_chat: bool) -> Body:
+        choice = super()._choice(index, made, body, is_chat=is_chat)
+        return {**choice, "finish_reason": "because " * 1_000_000}
+
+
+def test_a_finish_reason_of_megabytes_is_not_repeated() -> None:
+    """Its beginning is, and how much is left out."""
+    made = results(Verbose(), CHAT_FORM)
+    assert not_passed(made) == {"wire.chat": CheckStatus.FAILED}
+    assert len(json.dumps(as_json.document(report(*made.values())))) < 10_000
+    assert made["wire.chat"].reason.endswith("characters left out)")
 
 
 class Faltering(OpenAIDouble):

@@ -8,6 +8,9 @@ from collections import Counter
 
 _LOOP = re.compile(r"(\S(?:.{0,78}?\S)?\s?)\1{5,}", re.DOTALL)
 _MIN_LOOP_CHARACTERS = 60
+_JUDGED_CHARACTERS = 20_000
+"""At the end of a text: a model that loops goes on until it is cut. No model writes as much within
+the tokens that it is given."""
 _ALWAYS = frozenset({"LATIN", "GREEK", "MICRO", "FEMININE", "MASCULINE", "MODIFIER"})
 """Formulas have Greek in any language."""
 _MIN_STRAY = 2
@@ -16,7 +19,7 @@ _STRAY_SHARE = 0.01
 
 def loop(text: str) -> str:
     """What is said six times or more in a row, over a line; empty if nothing is."""
-    for found in _LOOP.finditer(text):
+    for found in _LOOP.finditer(text[-_JUDGED_CHARACTERS:]):
         is_long = len(found.group()) >= _MIN_LOOP_CHARACTERS
         if is_long and any(character.isalnum() for character in found.group(1)):
             return found.group(1).strip()
@@ -25,7 +28,7 @@ def loop(text: str) -> str:
 
 def stray_scripts(text: str, allowed: frozenset[str] = frozenset()) -> dict[str, int]:
     """Letters of scripts that nobody asked for: `{"CJK": 12}`; empty if there are hardly any."""
-    letters = [character for character in text if character.isalpha()]
+    letters = [character for character in text[-_JUDGED_CHARACTERS:] if character.isalpha()]
     counts = Counter(unicodedata.name(one, "UNKNOWN").split()[0] for one in letters)
     stray = {name: count for name, count in counts.items() if name not in _ALWAYS | allowed}
     are_few = sum(stray.values()) < max(_MIN_STRAY, _STRAY_SHARE * len(letters))
