@@ -68,6 +68,8 @@ class OpenAIDouble(Starlette):
             model=MODEL,
             files=(ModelFile("config.json", 2, "ab" * 32, "holdfast"),),
         )
+        self.gauges: tuple[str, ...] = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        """The names of what `/metrics` counts: requests that run, and those that wait."""
         self.generation = 1
         self.deaths = 0
         """Of engines, though nobody asked for it."""
@@ -144,7 +146,10 @@ class OpenAIDouble(Starlette):
     async def _metrics(self, _request: Request) -> Response:
         has_died = self._completions > 1 and self.defect == "an engine dies unseen"
         name = 'holdfast_engine_deaths_total{cause="stall"}'
-        return PlainTextResponse(f"{name} {float(self.deaths + has_died)}\n")
+        lines = [f"{name} {float(self.deaths + has_died)}"]
+        counts = zip(self.gauges, (self._running, 0), strict=False)
+        lines += [f'{gauge}{{engine="0"}} {float(count)}' for gauge, count in counts]
+        return PlainTextResponse("\n".join([*lines, ""]))
 
     async def _tokenize(self, request: Request) -> Response:
         body = await self._body(request)

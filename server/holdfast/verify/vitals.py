@@ -1,4 +1,4 @@
-"""What `/metrics` says of a server's health: its memory, and how many engines have died.
+"""What `/metrics` says of a server: its memory, its requests, and how many engines have died.
 
 Memory is what the operating system says of processes. Holdfast tells that of the process that
 answers HTTP and that of the engine's processes; other servers tell only that of the first.
@@ -20,6 +20,10 @@ _FRONT = "process_resident_memory_bytes"
 _ENGINE = "holdfast_engine_host_memory_bytes"
 _DEATHS = "holdfast_engine_deaths_total"
 _STARTED = "process_start_time_seconds"
+_REQUESTS = (
+    *("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    *("sglang:num_running_reqs", "sglang:num_queue_reqs"),
+)
 _ASKED_FOR = 'cause="requested"'
 """Of an engine that an operator restarts."""
 
@@ -33,6 +37,8 @@ class Vitals:
     """Of engines, though nobody asked for it, since the server started."""
     started_at_seconds: float | None = None
     """Since 1970: when the server's own process started, at which it counts from 0."""
+    requests: float | None = None
+    """Of all engines, those that run and those that wait, where vLLM or SGLang tells of them."""
 
 
 async def ask_vitals(target: Target, *, is_holdfast: bool) -> Vitals:
@@ -55,6 +61,7 @@ def read_vitals(page: str, *, is_holdfast: bool) -> Vitals:
     memory: dict[str, float] = {}
     deaths: float | None = None
     started_at_seconds: float | None = None
+    requests: float | None = None
     for name, labels, said in _LINE.findall(page):
         value = _number(said)
         if name in wanted and value is not None:
@@ -63,8 +70,10 @@ def read_vitals(page: str, *, is_holdfast: bool) -> Vitals:
             deaths = (deaths or 0.0) + value
         if name == _STARTED:
             started_at_seconds = value
+        if name in _REQUESTS and value is not None:
+            requests = (requests or 0.0) + value
     memory_bytes = sum(memory.values()) if len(memory) == len(wanted) else None
-    return Vitals(memory_bytes, deaths, started_at_seconds)
+    return Vitals(memory_bytes, deaths, started_at_seconds, requests)
 
 
 def _number(said: str) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.verify.vitals import Vitals, read_vitals
 
 
@@ -31,3 +33,18 @@ def test_the_start_of_the_server_is_told() -> None:
     """Its counts begin there."""
     page = "process_start_time_seconds 1.75e+09\n"
     assert read_vitals(page, is_holdfast=True) == Vitals(started_at_seconds=1.75e9)
+
+
+@pytest.mark.parametrize(
+    ("page", "requests"),
+    [
+        ('vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting 3.0\n', 5.0),
+        ('vllm:num_requests_running{engine="0"} 2\nvllm:num_requests_running{engine="1"} 1\n', 3.0),
+        ("sglang:num_running_reqs 0.0\nsglang:num_queue_reqs 4.0\n", 4.0),
+        ("vllm:num_requests_running_ever 9.0\n", None),
+        ("vllm:num_requests_running NaN\n", None),
+    ],
+)
+def test_requests_that_run_and_wait_are_counted(page: str, requests: float | None) -> None:
+    """Those of all engines, as vLLM and SGLang tell them."""
+    assert read_vitals(page, is_holdfast=False) == Vitals(requests=requests)

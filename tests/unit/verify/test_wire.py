@@ -192,6 +192,53 @@ def test_requests_of_others_are_not_blamed(
     assert made.status is status, made.reason
 
 
+VLLM = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+SGLANG = ("sglang:num_running_reqs", "sglang:num_queue_reqs")
+GOES_ON: Defect = "streams that go on without their client"
+
+
+@pytest.mark.parametrize("gauges", [VLLM, SGLANG], ids=("vLLM", "SGLang"))
+@pytest.mark.parametrize(
+    ("others", "later", "defect", "status"),
+    [
+        (0, 0, "", CheckStatus.PASSED),
+        (3, 0, "", CheckStatus.PASSED),
+        (3, 1, "", CheckStatus.INCONCLUSIVE),
+        (0, 0, GOES_ON, CheckStatus.FAILED),
+    ],
+)
+def test_requests_are_counted_on_other_servers(
+    others: int,
+    later: int,
+    defect: Defect | Literal[""],
+    status: CheckStatus,
+    gauges: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By what their metrics tell of requests that run and wait."""
+    monkeypatch.setattr(streams, "_GAUGED_SECONDS", 0.5)
+    app = Shared(others, later, defect).without("/statusz")
+    app.gauges = gauges
+    (made,) = results(app, LEAVES).values()
+    assert made.status is status, made.reason
+
+
+@pytest.mark.parametrize(
+    "app",
+    [OpenAIDouble(GOES_ON).without("/statusz", "/metrics"), OpenAIDouble().without("/statusz")],
+    ids=("no metrics", "no count"),
+)
+def test_a_server_that_counts_no_requests_is_warned_of(app: OpenAIDouble) -> None:
+    """The check has not seen the end of a request, and says so once."""
+    app.gauges = ()
+    (made,) = results(app, LEAVES).values()
+    assert made.status is CheckStatus.WARNED
+    assert made.reason == (
+        "the server does not report how many requests it has, so the check saw only that it "
+        "answers after its clients left, and not that their requests ended"
+    )
+
+
 class Hasty(OpenAIDouble):
     """Sends the first two streams as one part, as they come to a client that has no time."""
 
