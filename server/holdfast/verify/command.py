@@ -30,7 +30,13 @@ from holdfast.verify.interruption import noticed, unless
 from holdfast.verify.options import Options
 from holdfast.verify.page import show_on_page
 from holdfast.verify.progress import view_on
-from holdfast.verify.recorder import keep, options_of, recorded_model, require_same_model
+from holdfast.verify.recorder import (
+    keep,
+    options_of,
+    recorded_model,
+    require_one_model,
+    require_same_model,
+)
 from holdfast.verify.records import (
     PROFILES,
     CheckStatus,
@@ -102,6 +108,12 @@ def verify_parser() -> Parser:
         _EPILOG,
     )
     parser.add_argument("url", metavar="URL", help="its address, for example http://spark:8000")
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="the model to check, of several that the server lists; the default is the first that "
+        "is not a LoRA adapter",
+    )
     known = [p for p in PROFILES if any(p in check.profiles for check in ALL)]
     parser.add_argument(
         "--profile", choices=known, default="quick", help="how much to check; the default is quick"
@@ -167,7 +179,8 @@ def _options(flags: Namespace) -> Options:
     _require_kill(flags.kill_command, flags.profile)
     tasks = read_tasks(flags.tasks) if flags.tasks else ()
     harness = lm_eval.tasks_of(flags.lm_eval) if flags.lm_eval is not None else ""
-    found = options_of(flags.against, flags.record)
+    found = replace(options_of(flags.against, flags.record), model=flags.model)
+    require_one_model(found)
     kill = flags.kill_command
     return replace(found, tasks=tasks, lm_eval=harness, kill_command=kill, soak=soak)
 
@@ -204,7 +217,8 @@ async def _run(
     checks = [c for c in ALL if profile in c.profiles and oracle.is_asked_for(c, options)]
     with noticed() as interrupted:
         async with Target(url, *keys) as target:
-            server = await unless(interrupted, survey(target, recorded_model(options)))
+            surveying = survey(target, recorded_model(options), named=options.model)
+            server = await unless(interrupted, surveying)
             if server is None:
                 raise KeyboardInterrupt
             require_same_model(server, options, target.secrets)

@@ -25,3 +25,5 @@ class Options:
     """`--record`: whether a baseline is measured."""
     soak: SoakPlan | None = None
     """`--hours`: how long the soak lasts; None without one."""
+    model: str | None = None
+    """`--model`: which of the models that the server lists is verified; None for the first."""

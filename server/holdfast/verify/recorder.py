@@ -42,6 +42,20 @@ def require_same_model(server: Server, options: Options, secrets: Sequence[str])
         )
 
 
+def require_one_model(options: Options) -> None:
+    """Refuse to verify one model and to compare another.
+
+    Raises:
+        UsageError: the baseline is not one of the model that `--model` names.
+    """
+    named, recorded = options.model, recorded_model(options)
+    if named is not None and recorded is not None and named != recorded:
+        raise UsageError(
+            f"--against: the baseline is one of {recorded!r}, and --model names {named!r}.",
+            remedy="name a baseline of this model, or leave --model out.",
+        )
+
+
 def recorded_model(options: Options) -> str | None:
     """The model that the baseline is one of; None without one."""
     origin = options.baseline.origin if options.baseline else None

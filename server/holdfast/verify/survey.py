@@ -44,6 +44,8 @@ _NO_TOOLS = re.compile(
 _SURVEY_SECONDS = 60.0
 _MOST_FACT_CHARACTERS = 10_000
 """Of what a server says of itself, such as a flag with a document in it: a report repeats it."""
+_LISTED_CHARACTERS = 2000
+"""Of the names of models in an error; a gateway may list hundreds."""
 _STATUS_FIELDS = {"state", "engine", "probe"}
 """What `/statusz` of Holdfast always has."""
 _PROOF_FIELDS = ("passed", "limited", "proven_tokens")
@@ -52,18 +54,23 @@ _VALUE = re.compile(r"[^-]|-[\d.]")
 """How an argument begins that is not a flag: a number may be negative."""
 
 
-async def survey(target: Target, wanted: str | None = None) -> Server:
+async def survey(
+    target: Target, recorded: str | None = None, *, named: str | None = None
+) -> Server:
     """What the server says of itself, and which of its routes answer.
 
-    Of several models it is `wanted` that is verified, if that is listed.
+    Of several models it is the one that the user named that is verified; else the recorded one, if
+    that is listed.
 
     Raises:
         NotReachableError: nothing answers there, or not as a server of models that is ready does.
-        UsageError: it asks for a key, or refuses the one that it got.
+        UsageError: it asks for a key, refuses the one that it got, or does not list what was named.
     """
     models = await _models(target)
     ids = [dig_or(one, "id", default="") for one in models]
-    own = _chosen(models, wanted)
+    if named is not None and named not in ids:
+        raise _not_listed(named, ids, target.secrets)
+    own = _chosen(models, recorded if named is None else named)
     model = dig_or(own, "id", default="")
     openapi = await _document(target, "/openapi.json")
     server = Server(
@@ -191,6 +198,14 @@ def _chosen(models: Sequence[Any], wanted: str | None) -> Any:
     named = [one for one in models if dig_or(one, "id", default="") == wanted]
     own = [one for one in models if not dig_or(one, "parent", default="")]
     return [*named, *own, *models][0]
+
+
+def _not_listed(named: str, ids: Sequence[str], secrets: Sequence[str]) -> UsageError:
+    listed = redacted(excerpt(", ".join(map(repr, ids)), _LISTED_CHARACTERS), secrets)
+    return UsageError(
+        f"--model: the server lists {listed}, and not {named!r}.",
+        remedy="name one of these with --model, or leave it out.",
+    )
 
 
 def _key_refused(target: Target, status: int) -> UsageError:

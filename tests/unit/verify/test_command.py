@@ -23,6 +23,7 @@ from holdfast.api.admin.models import VerifyRunRequest
 from holdfast.verify.records import CheckStatus
 from holdfast.verify.report import FORMS
 from openai_double import OpenAIDouble
+from several_models import Several
 from verified import Run, interrupted, started, verified, verified_at
 
 WATCHES_CONNECTIONS = """
@@ -249,6 +250,22 @@ def test_bad_usage_is_exit_2(
     assert "Remedy: " in errors
     assert len(errors.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_model_that_is_named_is_in_the_report(tmp_path: Path) -> None:
+    """Not the first that the server lists."""
+    done = run(Several(), tmp_path, "--model=double")
+    assert (done.code, done.errors) == (0, "")
+    assert done.report["server"]["model"] == "double"
+    assert done.report["server"]["models"] == ["another", "double"]
+
+
+def test_a_model_that_is_not_listed_is_exit_2(tmp_path: Path) -> None:
+    """One line, which names those that are."""
+    done = run(Several(), tmp_path, "--model=qwen")
+    assert (done.code, len(done.errors.splitlines())) == (2, 1)
+    assert "--model: the server lists 'another', 'double', and not 'qwen'" in done.errors
+    assert "Remedy: name one of these with --model, or leave it out" in done.errors
 
 
 def test_a_server_that_asks_for_a_key_is_exit_2(tmp_path: Path) -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.verify.baseline import Baseline, Origin, Score, read_baseline, write_baseline
 from holdfast.verify.options import Options
-from holdfast.verify.recorder import keep, options_of, require_same_model
+from holdfast.verify.recorder import keep, options_of, require_one_model, require_same_model
 from holdfast.verify.records import CheckResult, CheckStatus, Number, Report, Server, Tool, Verdict
 from openai_double import OpenAIDouble
 from scoring_double import ScoringDouble
+from several_models import Several
 from verified import Run, verified
 
 ORIGIN = Origin("double", "0.33.0", 640, "", "1.0", "")
@@ -127,6 +127,16 @@ def test_the_baseline_of_another_model_is_refused(tmp_path: Path) -> None:
     assert "the baseline is one of 'qwen', and the server serves 'double'" in done.errors
 
 
+def test_a_model_that_is_named_is_that_of_the_baseline() -> None:
+    """One run cannot verify one model and compare another."""
+    options = Options(Baseline(origin=ORIGIN))
+    require_one_model(options)
+    require_one_model(Options(model="qwen"))
+    require_one_model(replace(options, model=ORIGIN.model))
+    with pytest.raises(UsageError, match="the baseline is one of 'double', and --model names 'q'"):
+        require_one_model(replace(options, model="q"))
+
+
 def test_a_model_is_one_by_any_of_its_names() -> None:
     """A server may list several."""
     options = Options(Baseline(origin=replace(ORIGIN, model="adapter")))
@@ -158,15 +168,6 @@ def test_a_baseline_that_cannot_be_written_costs_no_report(tmp_path: Path) -> No
     assert "baseline: not written" in done.output
     assert done.report["checks"]
     assert not path.exists()
-
-
-class Several(OpenAIDouble):
-    """Lists another model before its own."""
-
-    async def _models(self, request: Request) -> Response:
-        told = json.loads(bytes((await super()._models(request)).body))
-        (own,) = told["data"]
-        return JSONResponse({**told, "data": [{**own, "id": "another"}, own]})
 
 
 def test_the_model_of_the_baseline_is_verified(tmp_path: Path) -> None:

@@ -102,6 +102,21 @@ def test_a_server_that_is_too_noisy_is_not_judged() -> None:
     assert "too noisy" in made["self.decode"].reason
 
 
+class Adapted(ScoringDouble):
+    """Lists nothing but its adapter, which is so the model that is verified."""
+
+    async def _models(self, request: Request) -> Response:
+        told = json.loads(bytes((await super()._models(request)).body))
+        return JSONResponse({**told, "data": told["data"][1:]})
+
+
+def test_an_adapter_is_not_compared_beside_itself() -> None:
+    """As with `--model ADAPTER` on a server that has no other one."""
+    only = [check for check in self_agreement.CHECKS if check.name == "beside_adapter"]
+    (made,) = results(Adapted(), only).values()
+    assert made.reason == "the server lists no LoRA adapter beside the verified model"
+
+
 class Rounding(ScoringDouble):
     """Rounds logits to a step, and decodes with wrong positions behind 400 tokens."""
 

@@ -17,6 +17,7 @@ from holdfast.verify.survey import is_answering, survey
 from holdfast.verify.target import Target
 from openai_double import MODEL, OpenAIDouble
 from scoring_double import ADAPTER, ScoringDouble
+from several_models import Several
 
 NOTHING_KNOWN = Server(
     url="",
@@ -78,10 +79,10 @@ class Proving(OpenAIDouble):
         return JSONResponse({"state": "READY", "engine": {}, "probe": self._proof})
 
 
-def surveyed(app: OpenAIDouble, wanted: str | None = None) -> Server:
+def surveyed(app: OpenAIDouble, recorded: str | None = None, *, named: str | None = None) -> Server:
     async def found() -> Server:
         async with serving(app) as client, Target(str(client.base_url), app.api_key) as target:
-            return await survey(target, wanted)
+            return await survey(target, recorded, named=named)
 
     return asyncio.run(found())
 
@@ -305,8 +306,35 @@ def test_a_route_of_that_name_need_not_tokenize(told: Any, is_able: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("wanted", "model"), [(None, MODEL), (ADAPTER, ADAPTER), ("another", MODEL)]
+    ("recorded", "model"), [(None, MODEL), (ADAPTER, ADAPTER), ("another", MODEL)]
 )
-def test_the_model_that_is_wanted_is_verified(wanted: str | None, model: str) -> None:
+def test_the_model_that_was_recorded_is_verified(recorded: str | None, model: str) -> None:
     """If the server lists it; else its first."""
-    assert surveyed(ScoringDouble(), wanted).model == model
+    assert surveyed(ScoringDouble(), recorded).model == model
+
+
+@pytest.mark.parametrize("named", [MODEL, ADAPTER])
+def test_the_model_that_is_named_is_verified(named: str) -> None:
+    """Whichever was recorded, and in whatever order the server lists them."""
+    assert surveyed(ScoringDouble(), ADAPTER, named=named).model == named
+    assert surveyed(Several(other=ADAPTER), named=named).model == named
+
+
+def test_a_model_that_is_not_listed_is_not_verified() -> None:
+    """The error names those that are, and no model was asked, which a server would have to load."""
+    app = Several()
+    with pytest.raises(UsageError) as refused:
+        surveyed(app, named="qwen")
+    assert str(refused.value) == "--model: the server lists 'another', 'double', and not 'qwen'."
+    assert app.asked == []
+
+
+def test_a_list_of_models_is_shown_in_part_and_without_the_key() -> None:
+    """A gateway may list hundreds, and hears the key."""
+    app = Several(other="sk-of-this-server")
+    app.api_key = "sk-of-this-server"
+    with pytest.raises(UsageError, match=r"lists '\[hidden\]', 'double', and not 'qwen'"):
+        surveyed(app, named="qwen")
+    with pytest.raises(UsageError) as refused:
+        surveyed(Several(other="x" * 100_000), named="qwen")
+    assert len(str(refused.value)) < 3000

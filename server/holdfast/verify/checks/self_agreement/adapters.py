@@ -34,17 +34,18 @@ async def beside_adapter(trial: Trial) -> None:
 
 
 async def _adapter(trial: Trial) -> str:
-    """The first LoRA adapter that the server lists.
+    """The first LoRA adapter that the server lists, and that is not itself verified.
 
     Raises:
         SkippedError: it lists none.
     """
     listed = await trial.ask(MODELS)
     for entry in dig(listed.document, "data", kind=list):
-        if isinstance(entry, dict) and entry.get("parent"):
-            return dig(entry, "id", kind=str)
+        is_adapter = isinstance(entry, dict) and entry.get("parent")
+        if is_adapter and (name := dig(entry, "id", kind=str)) != trial.server.model:
+            return name
     raise SkippedError(
-        "the server lists no LoRA adapter",
+        "the server lists no LoRA adapter beside the verified model",
         "serve one with `--enable-lora --lora-modules NAME=PATH`",
     )
 
