@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from openai_double import OpenAIDouble
 
@@ -26,6 +28,26 @@ class LimitedDouble(OpenAIDouble):
             return await super()._chat(request)
         self.refused -= 1
         return JSONResponse({}, 429, {"Retry-After": self.retry_after})
+
+
+class AlternatingDouble(OpenAIDouble):
+    """The application; of the requests to each path in `limited`, every other one gets 429."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.limited: tuple[str, ...] = ()
+        self._let_in: set[str] = set()
+        """The paths whose next request is answered."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or refuse for now."""
+        path = scope["path"] if scope["type"] == "http" else ""
+        if path not in self.limited or path in self._let_in:
+            self._let_in.discard(path)
+            await super().__call__(scope, receive, send)
+            return
+        self._let_in.add(path)
+        await JSONResponse({}, 429, {"Retry-After": "0"})(scope, receive, send)
 
 
 class SlowDouble(OpenAIDouble):

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from holdfast.verify.records import Request
-from holdfast.verify.target import NoAnswerError, Target
+from holdfast.verify.target import REQUEST_SECONDS, NoAnswerError, Target
+from holdfast.verify.waiting import LimitedError, until_admitted
 
 _OK = 200
 _LINE = re.compile(r"^([a-z_:]+)(?:\{([^}\n]*)\})? (\S+)", re.MULTILINE)
@@ -42,10 +44,11 @@ class Vitals:
 
 
 async def ask_vitals(target: Target, *, is_holdfast: bool) -> Vitals:
-    """What `/metrics` says now; nothing if it does not answer."""
+    """What `/metrics` says now; nothing if it does not answer, or lets no request in."""
+    asking = partial(target.ask, Request("GET", "/metrics"))
     try:
-        answer = await target.ask(Request("GET", "/metrics"))
-    except NoAnswerError:
+        answer = await until_admitted(asking, REQUEST_SECONDS)
+    except (LimitedError, NoAnswerError):
         return Vitals()
     if answer.status != _OK:
         return Vitals()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from double_defects import Defect
+from double_limits import AlternatingDouble
 from holdfast.verify import packages
 from holdfast.verify.checks import ALL, tools, wire
 from holdfast.verify.records import CheckStatus
@@ -48,6 +49,15 @@ def test_openais_types_are_strict(defect: Defect, failed: dict[str, CheckStatus]
     """A server that is well is taken, one that leaves something out is not."""
     need("openai")
     assert not_passed(results(OpenAIDouble(defect), OPENAI)) == failed
+
+
+def test_a_limit_of_requests_hides_no_model() -> None:
+    """Its types are judged once it has passed."""
+    need("openai")
+    app = AlternatingDouble("a model without its time")
+    app.limited = ("/v1/models",)
+    (made,) = results(app, OPENAI).values()
+    assert made.status is CheckStatus.FAILED
 
 
 @pytest.mark.parametrize(

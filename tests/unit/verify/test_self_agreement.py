@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from double_limits import AlternatingDouble
 from holdfast.verify.checks import self_agreement
 from holdfast.verify.checks.oracle import recording
 from holdfast.verify.checks.self_agreement import contexts, decodes
@@ -100,6 +101,19 @@ def test_a_server_that_is_too_noisy_is_not_judged() -> None:
     }
     assert failed(made) == set()
     assert "too noisy" in made["self.decode"].reason
+
+
+class AlternatingScorer(AlternatingDouble, ScoringDouble):
+    """Scores as its like, and limits requests."""
+
+
+def test_a_limit_of_requests_hides_nothing() -> None:
+    """Each path is asked again: the adapter, the prefix cache and the restart are judged."""
+    app = AlternatingScorer("", "of a client", "of an operator")
+    app.limited = ("/v1/models", "/metrics", "/admin/restart")
+    names = ("prefix", "beside_adapter", "restart")
+    made = results(app, [check for check in self_agreement.CHECKS if check.name in names])
+    assert (len(made), not_passed(made)) == (len(names), {})
 
 
 class Adapted(ScoringDouble):

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from double_defects import Defect
+from double_limits import AlternatingDouble
 from double_model import Generated, tokens_of
 from holdfast.verify import packages
 from holdfast.verify.baseline import Baseline, Score
@@ -22,7 +23,7 @@ from holdfast.verify.checks.tools.keywords import MAKERS, Case, cases
 from holdfast.verify.checks.tools.scenes import all_functions, all_scenes, triggers
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus
-from openai_double import Body, OpenAIDouble
+from openai_double import DERENDER, Body, OpenAIDouble
 from schema_keywords import limiting, used_by
 from verified import not_passed, results
 
@@ -352,6 +353,17 @@ class Unparsing(OpenAIDouble):
 def test_a_server_that_parses_nothing_on_request_is_not_blamed(status: int) -> None:
     """It says which flag is missing."""
     (made,) = results(Unparsing(status), REPLAY).values()
+    assert made.status is CheckStatus.SKIPPED
+    assert "--enable-scale-out" in made.remedy
+
+
+@pytest.mark.usefixtures("_canitoolcall")
+def test_a_limit_of_requests_does_not_hide_that_nothing_is_parsed_on_request() -> None:
+    """The check waits until it is past."""
+    app = AlternatingDouble()
+    app.limited = (DERENDER,)
+    app.router.routes = [one for one in app.router.routes if getattr(one, "path", "") != DERENDER]
+    (made,) = results(app, REPLAY).values()
     assert made.status is CheckStatus.SKIPPED
     assert "--enable-scale-out" in made.remedy
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from holdfast.verify.vitals import Vitals, read_vitals
+from asgi_server import serving
+from double_limits import AlternatingDouble
+from holdfast.verify.target import Target
+from holdfast.verify.vitals import Vitals, ask_vitals, read_vitals
 
 
 def test_half_of_the_memory_is_no_sample() -> None:
@@ -48,3 +53,15 @@ def test_the_start_of_the_server_is_told() -> None:
 def test_requests_that_run_and_wait_are_counted(page: str, requests: float | None) -> None:
     """Those of all engines, as vLLM and SGLang tell them."""
     assert read_vitals(page, is_holdfast=False) == Vitals(requests=requests)
+
+
+def test_a_limit_of_requests_is_waited_for() -> None:
+    """The page says nothing of the server before."""
+    app = AlternatingDouble()
+    app.limited = ("/metrics",)
+
+    async def asked() -> Vitals:
+        async with serving(app) as client, Target(str(client.base_url)) as target:
+            return await ask_vitals(target, is_holdfast=False)
+
+    assert asyncio.run(asked()) == Vitals(deaths=0.0, requests=0.0)

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from double_defects import Defect
+from double_limits import AlternatingDouble
 from double_model import Generated
 from holdfast.verify.checks import wire
 from holdfast.verify.checks.wire import streams
@@ -395,6 +396,22 @@ def test_a_listed_route_of_vllm_has_to_be_there() -> None:
 
     made = results(Missing(), TYPED)
     assert not_passed(made) == {"wire.responses": CheckStatus.FAILED}
+
+
+@pytest.mark.parametrize(
+    ("defect", "failed"),
+    [
+        ("", set()),
+        ("a model without its time", {"models"}),
+        ("embeddings are 500", {"other_routes"}),
+    ],
+)
+def test_a_limit_of_requests_is_waited_for(defect: Defect | Literal[""], failed: set[str]) -> None:
+    """It is no fault of the list of models, and hides none of another route."""
+    app = AlternatingDouble(defect)
+    app.limited = ("/v1/models", "/v1/embeddings")
+    made = results(app, [check for check in OWN if check.name in ("models", "other_routes")])
+    assert not_passed(made) == {f"wire.{name}": CheckStatus.FAILED for name in failed}
 
 
 class Unlimited(OpenAIDouble):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from holdfast.verify.answers import dig
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.self_agreement.judging import (
@@ -39,7 +41,7 @@ async def _adapter(trial: Trial) -> str:
     Raises:
         SkippedError: it lists none.
     """
-    listed = await trial.ask(MODELS)
+    listed = await trial.admitted(partial(trial.ask, MODELS))
     for entry in dig(listed.document, "data", kind=list):
         is_adapter = isinstance(entry, dict) and entry.get("parent")
         if is_adapter and (name := dig(entry, "id", kind=str)) != trial.server.model:

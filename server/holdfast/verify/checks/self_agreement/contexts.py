@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from holdfast.verify.agreement import Floor, Scores, Top, compare, floor_of, noisier
 from holdfast.verify.check import Check
@@ -194,7 +195,7 @@ async def _hits(trial: Trial) -> float:
     Raises:
         SkippedError: the server does not report it.
     """
-    answer = await trial.ask("/metrics")
+    answer = await trial.admitted(partial(trial.ask, "/metrics"))
     found = _HITS.findall(answer.text) if answer.status == _OK else []
     if not found:
         raise SkippedError("the server does not report how often its prefix cache is hit")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from holdfast.verify.check import Check
 from holdfast.verify.checks.self_agreement.judging import (
@@ -45,7 +46,8 @@ async def _restart(trial: Trial) -> None:
         InconclusiveError: the next engine is not READY in time.
     """
     facts = await ask_facts(trial.target)
-    answer = await trial.ask(_RESTART, {"reason": "holdfast verify"})
+    asking = partial(trial.ask, _RESTART, {"reason": "holdfast verify"})
+    answer = await trial.admitted(asking)
     if answer.status in _REFUSED or facts is None:
         raise SkippedError(
             f"the server does not restart its engine for this key (HTTP {answer.status})",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.verify.answers import dig, dig_or, is_absent
@@ -76,7 +77,7 @@ async def _suitable(trial: Trial) -> list[tuple[Fixture, Family]]:
     Raises:
         SkippedError: the server does not parse on request, or it is not known what it parses.
     """
-    answer = await trial.ask(DERENDER, {})
+    answer = await trial.admitted(partial(trial.ask, DERENDER, {}))
     if answer.status == _FORBIDDEN or is_absent(answer.status):
         why = "the server does not parse the tokens of an answer"
         raise SkippedError(why, "start vLLM or Holdfast with --enable-scale-out")

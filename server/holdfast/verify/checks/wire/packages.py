@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from holdfast.verify.check import Check
 from holdfast.verify.checks.wire.asking import PROMPT
 from holdfast.verify.other_tools import Wish, rows_of
 from holdfast.verify.streams import NO_DONE
-from holdfast.verify.trial import CHAT, COMPLETIONS, SkippedError, Trial
+from holdfast.verify.trial import CHAT, COMPLETIONS, MODELS, SkippedError, Trial
 
 _MAX_TOKENS = 256
 _PONG = "reply exactly PONG"
@@ -35,7 +36,7 @@ async def openai_types(trial: Trial) -> None:
             where = ".".join(map(str, first["loc"]))
             trial.blame(f"{kind.__name__}: {where}: {first['msg']}", answer)
 
-    listed = await trial.ask("/v1/models")
+    listed = await trial.admitted(partial(trial.ask, MODELS))
     for entry in listed.document.get("data", []):
         require(Model, entry, listed)
     if "chat" in trial.server.abilities:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from holdfast.verify.check import FROM_STANDARD, Check
@@ -24,7 +25,8 @@ async def other_routes(trial: Trial) -> None:
     if not listed:
         raise SkippedError("the server lists no other routes")
     for path in listed:
-        answer = await trial.ask(path, {"model": trial.server.model, **_OTHERS[path]})
+        body = {"model": trial.server.model, **_OTHERS[path]}
+        answer = await trial.admitted(partial(trial.ask, path, body))
         is_told = answer.status < 500 or answer.status == _NOT_IMPLEMENTED
         trial.require(is_told, f"{path} gets {answer.status}", answer)
     trial.measure("other routes", len(listed))
