@@ -12,7 +12,7 @@ from demo_training.chats import Example, example_of, example_of_dialogue, exampl
 from demo_training.course import Course, drill_share
 from demo_training.drills import draw_drill
 from demo_training.lessons import Lesson
-from demo_training.skills import draw_fine_tuning_lesson, draw_lesson
+from demo_training.skills import draw_fine_tuning_lesson, draw_last_lesson, draw_lesson
 from demo_training.skills.needles import draw_hard_text, draw_long_text
 from demo_training.skills.texts import draw_text
 from holdfast.demo.files import MAX_MODEL_TOKENS
@@ -42,12 +42,18 @@ def step_batches(course: Course, step: int) -> list[Batch]:
     """The batches of one step, shortest examples first, then the long texts."""
     random = Random(f"{course.seed} {step}")
     share = drill_share(step)
-    draw = draw_fine_tuning_lesson if course.is_fine_tuning(step) else draw_lesson
+    draw = _lessons_of(course, step)
     examples = [_draw_example(random, share, draw) for _ in range(course.lessons_per_step)]
     batches = [batch_of(group, random) for group in grouped(examples)]
     if course.has_long_texts(step):
         batches += _long_texts(course, step, random)
     return batches
+
+
+def _lessons_of(course: Course, step: int) -> Callable[[Random], Lesson]:
+    if course.has_records(step):
+        return draw_last_lesson
+    return draw_fine_tuning_lesson if course.is_fine_tuning(step) else draw_lesson
 
 
 def _long_texts(course: Course, step: int, random: Random) -> list[Batch]:
@@ -58,7 +64,7 @@ def _long_texts(course: Course, step: int, random: Random) -> list[Batch]:
         draw_hard_text(random, tokens)
         if course.has_hard_texts(step)
         else draw_long_text(random, tokens, early)
-        for _ in range(course.long_texts_per_step)
+        for _ in range(course.long_texts(step))
     ]
     return [batch_of([example_of_dialogue(text)]) for text in texts]
 

@@ -8,7 +8,7 @@ _WARMUP_STEPS = 50
 DECAY_SHARE = 0.35
 FINE_TUNING_RATE = 0.3
 _LATER_DECAY_SHARE = 0.5
-FINE_TUNED_SHARE, LONG_TEXT_SHARE, HARD_TEXT_SHARE = 0.8, 0.5, 0.5
+FINE_TUNED_SHARE, LONG_TEXT_SHARE, HARD_TEXT_SHARE, RECORD_SHARE = 0.8, 0.5, 0.8, 0.4
 """In the mean of the weights before and after a later part, which keeps more of what was taught
 before than those after it ("Robust fine-tuning of zero-shot models", Wortsman and others, 2021,
 https://arxiv.org/abs/2109.01903)."""
@@ -25,8 +25,9 @@ _GROWING_SHARE = 0.5
 class Course:
     """Seed and length of a training: `steps` of all lessons, then some that mend weak skills.
 
-    The last three parts have long texts beside the lessons of fine-tuning: texts that grow, texts
-    that fill the context, and hard ones of that length. The rate is constant until the last third
+    The last four parts have long texts beside the lessons of fine-tuning: texts that grow, texts
+    that fill the context, hard ones of that length, and again such ones, but half as many, beside
+    lessons that also have answers to record. The rate is constant until the last third
     of `steps`, so a longer course can go on from a checkpoint of a shorter one that was interrupted
     before its decay. In each later part it rises and falls once more, to `FINE_TUNING_RATE` of the
     peak.
@@ -39,6 +40,7 @@ class Course:
     long_text_steps: int = 440
     full_text_steps: int = 200
     hard_text_steps: int = 440
+    record_steps: int = 160
     long_texts_per_step: int = 4
 
     @property
@@ -54,6 +56,7 @@ class Course:
             self.long_text_steps,
             self.full_text_steps,
             self.hard_text_steps,
+            self.record_steps,
         )
         return (
             (self.steps, 1.0, DECAY_SHARE),
@@ -71,9 +74,19 @@ class Course:
         return self.fine_tuned_steps + self.long_text_steps + self.full_text_steps
 
     @property
+    def hard_text_trained_steps(self) -> int:
+        """The steps before the first whose lessons have answers to record."""
+        return self.full_text_trained_steps + self.hard_text_steps
+
+    @property
     def later_parts(self) -> tuple[int, ...]:
         """The steps with which a part begins that goes on from the weights alone."""
-        return (self.steps, self.fine_tuned_steps, self.full_text_trained_steps)
+        return (
+            self.steps,
+            self.fine_tuned_steps,
+            self.full_text_trained_steps,
+            self.hard_text_trained_steps,
+        )
 
     def is_fine_tuning(self, step: int) -> bool:
         """Whether `step` has the lessons of fine-tuning, which long texts come with as well."""
@@ -91,6 +104,16 @@ class Course:
         """Whether the long texts of `step` are hard to search."""
         return step >= self.full_text_trained_steps
 
+    def has_records(self, step: int) -> bool:
+        """Whether the lessons of `step` have answers to record as well."""
+        return step >= self.hard_text_trained_steps
+
+    def long_texts(self, step: int) -> int:
+        """How many long texts `step` has beside its lessons."""
+        if not self.has_long_texts(step):
+            return 0
+        return self.long_texts_per_step // (2 if self.has_records(step) else 1)
+
     def longest_text_tokens(self, step: int) -> int:
         """How long the texts of `step` may be: they grow, and then stay at their longest."""
         share = (step - self.fine_tuned_steps) / (self.long_text_steps * _GROWING_SHARE)
@@ -99,6 +122,8 @@ class Course:
 
     def later_share(self, steps_done: int) -> float:
         """The share of the later weights in the mean that the part before `steps_done` hands on."""
+        if steps_done > self.hard_text_trained_steps:
+            return RECORD_SHARE
         if steps_done > self.full_text_trained_steps:
             return HARD_TEXT_SHARE
         return LONG_TEXT_SHARE if steps_done > self.fine_tuned_steps else FINE_TUNED_SHARE
@@ -123,8 +148,8 @@ class Course:
         """All that makes the step of one course another than that of a course of the same seed."""
         plan = (self.rate(step), self.lessons_per_step)
         if self.has_long_texts(step):
-            texts = (self.has_full_texts(step), self.has_hard_texts(step))
-            return (*plan, self.long_texts_per_step, self.longest_text_tokens(step), *texts)
+            kind = (self.has_full_texts(step), self.has_hard_texts(step), self.has_records(step))
+            return (*plan, self.long_texts(step), self.longest_text_tokens(step), *kind)
         return plan
 
 

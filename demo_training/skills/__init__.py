@@ -16,7 +16,7 @@ from demo_training.skills.needles import draw_line_needle, draw_needle
 from demo_training.skills.objects import draw_object
 from demo_training.skills.repeating import draw_repetition
 from demo_training.skills.stories import draw_story
-from demo_training.skills.tools import draw_note, draw_tool_call, draw_tool_result
+from demo_training.skills.tools import draw_note, draw_record, draw_tool_call, draw_tool_result
 from demo_training.skills.unknown import draw_unknown, draw_unknown_otherwise
 
 SKILLS: Mapping[str, Skill] = {
@@ -67,6 +67,7 @@ _FINE_TUNING_SHARES: Mapping[Skill, int] = {
     draw_unknown_otherwise: 6,
 }
 """What an exam after the lessons of `_SHARES` found weak has the most."""
+_LAST_SHARES: Mapping[Skill, int] = {**_FINE_TUNING_SHARES, draw_record: 16}
 _STORY_SHARE = 0.02
 """Of all lessons; no exam has stories, because none of them is the right one."""
 _EARLIER_TURNS_SHARE = 0.12
@@ -89,6 +90,11 @@ def draw_lesson(random: Random) -> Lesson:
 def draw_fine_tuning_lesson(random: Random) -> Lesson:
     """The same, with more of what the lessons before have taught too little."""
     return _draw_lesson(random, _FINE_TUNING_SHARES)
+
+
+def draw_last_lesson(random: Random) -> Lesson:
+    """The same as in fine-tuning, and answers to record."""
+    return _draw_lesson(random, _LAST_SHARES)
 
 
 def _draw_lesson(random: Random, shares: Mapping[Skill, int]) -> Lesson:

@@ -121,6 +121,30 @@ _NOTES = Phrasings(
         "Save {a} with the title '{title}' and this {text_name}: {text}",
     ),
 )
+_COMPARISONS = Phrasings(
+    (
+        "Which number is {more}, {a} or {b}? Then {verb} the {more} number with the {name} tool.",
+        "Which is {more}, {a} or {b}? Please {verb} the answer with the {name} tool.",
+        "Think step by step: which is {more}, {a} or {b}? Then {verb} it with the {name} tool.",
+        "Compare {a} and {b}, and {verb} the {more} one. Use the tool.",
+        "Call {name} with the {more} number of {a} and {b}.",
+    ),
+    (
+        "Which of {a} and {b} is {more}? Please {verb} the {more} number with the {name} tool.",
+        "Compare {a} with {b}. Then {verb} the {more} one with the {name} tool.",
+    ),
+)
+_CAPITALS_TO_RECORD = Phrasings(
+    (
+        "{question} Now {verb} the answer with the {name} tool.",
+        "{question} Then {verb} the answer with the {name} tool.",
+        "Answer this, and {verb} the answer with the {name} tool: {question}",
+    ),
+    ("{question} Please {verb} the answer with the {name} tool.",),
+)
+_RECORDING_VERBS = ("record", "submit", "store", "save", "report", "send")
+_RECORDED = ("answer", "result", "value", "number", "choice", "output")
+_CAPITAL_SHARE = 0.25
 _WRITTEN = ("note", "message", "letter", "post", "page", "card")
 _TEXT_NAMES = ("body", "body", "text", "content", "message")
 _NO_CALL_SHARE = 0.15
@@ -171,6 +195,40 @@ def draw_note(random: Random, *, is_exam: bool) -> Lesson:
     )
     reply = call(tool.name, {"title": title, text_name: text})
     return Lesson((Turn("user", question),), reply, (tool,))
+
+
+def draw_record(random: Random, *, is_exam: bool) -> Lesson:
+    """A call that passes on the answer to a question: the larger of two numbers, or a capital."""
+    verb, noun = random.choice(_RECORDING_VERBS), random.choice(_RECORDED)
+    tool = Tool(f"{verb}_{noun}", {noun: "string"})
+    if random.random() < _CAPITAL_SHARE:
+        lesson = draw_capital(random, is_exam=is_exam)
+        question = _CAPITALS_TO_RECORD.draw(random, is_exam=is_exam).format(
+            question=lesson.turns[0].content, verb=verb, name=tool.name
+        )
+        return Lesson((Turn("user", question),), call(tool.name, {noun: lesson.reply}), (tool,))
+    numbers = _two_numbers(random)
+    more, answer = random.choice((("larger", max), ("smaller", min)))
+    question = _COMPARISONS.draw(random, is_exam=is_exam).format(
+        more=more, a=numbers[0], b=numbers[1], verb=verb, name=tool.name
+    )
+    reply = call(tool.name, {noun: answer(numbers, key=float)})
+    return Lesson((Turn("user", question),), reply, (tool,))
+
+
+def _two_numbers(random: Random) -> tuple[str, str]:
+    """Two numbers that are not equal; if they have decimals, one may have more than the other."""
+    while True:
+        first, second = (_number(random, random.choice((0, 1, 2))) for _ in range(2))
+        if random.random() < 1 / 2:
+            whole = random.randint(0, 20)
+            first, second = (f"{whole}.{random.randint(1, 99)}" for _ in range(2))
+        if float(first) != float(second):
+            return first, second
+
+
+def _number(random: Random, decimals: int) -> str:
+    return f"{random.uniform(0, 100):.{decimals}f}"
 
 
 def call(name: str, arguments: Mapping[str, Value]) -> str:

@@ -12,7 +12,9 @@ from demo_training.course import (
     DECAY_SHARE,
     FINE_TUNED_SHARE,
     FINE_TUNING_RATE,
+    HARD_TEXT_SHARE,
     LONG_TEXT_SHARE,
+    RECORD_SHARE,
     Course,
 )
 from demo_training.skills import SKILLS
@@ -50,6 +52,8 @@ def test_the_numbers_of_the_training_are_those_of_the_code() -> None:
     )
     assert texts in rows["long texts"]
     assert f"In {course.full_text_steps:,} steps more" in rows["long texts"]
+    assert f"in {course.hard_text_steps:,} after them they are hard" in rows["long texts"]
+    assert f"the last {course.record_steps:,} steps" in rows["answers to record"]
     steps = (course.fine_tuned_steps, course.total_steps - 1)
     first, last = map(course.longest_text_tokens, steps)
     assert f"from {first:,} tokens to {last:,}" in rows["long texts"]
@@ -58,7 +62,9 @@ def test_the_numbers_of_the_training_are_those_of_the_code() -> None:
     assert f"to {_percent(FINE_TUNING_RATE)} of its peak" in rows["optimizers"]
     after, before = _percent(FINE_TUNED_SHARE), _percent(1 - FINE_TUNED_SHARE)
     assert f"{after} those after it and {before} those before" in rows["optimizers"]
-    assert f"{_percent(LONG_TEXT_SHARE)} after the long texts" in rows["optimizers"]
+    assert f"{_percent(LONG_TEXT_SHARE)} after the texts that fill" in rows["optimizers"]
+    assert f"{_percent(HARD_TEXT_SHARE)} after the hard ones" in rows["optimizers"]
+    assert f"{_percent(RECORD_SHARE)} at the end" in rows["optimizers"]
     sizes = f"{shape.LAYERS} layers, {shape.HIDDEN_SIZE} channels, {shape.HEADS} heads"
     assert f"{sizes}, {shape.KV_HEADS} of them" in rows["network"]
 

@@ -41,6 +41,7 @@ COURSE = Course(
     long_text_steps=0,
     full_text_steps=0,
     hard_text_steps=0,
+    record_steps=0,
 )
 LEAST_SCORE = 0.8
 LEAST_OF_TOOL_CALLS = 0.7

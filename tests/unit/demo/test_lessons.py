@@ -20,7 +20,7 @@ from demo_training.skills.arithmetic import draw_arithmetic
 from demo_training.skills.counting import draw_counting_otherwise
 from demo_training.skills.needles import MAX_CHARACTERS, draw_hard_text, draw_long_text
 from demo_training.skills.stories import draw_story
-from demo_training.skills.tools import draw_note
+from demo_training.skills.tools import draw_note, draw_record
 from demo_training.skills.unknown import draw_unknown_otherwise
 from holdfast.demo.files import MAX_MODEL_TOKENS
 from holdfast.demo.tokenizer import IM_END_ID, write_tokenizer
@@ -36,6 +36,7 @@ TAUGHT: dict[str, Skill] = {
     "arithmetic in lessons": draw_arithmetic,
     "counting otherwise": draw_counting_otherwise,
     "note": draw_note,
+    "record": draw_record,
     "unknown otherwise": draw_unknown_otherwise,
 }
 """The skills of the exam, and others that only the lessons have."""
@@ -122,6 +123,19 @@ def test_objects_are_what_the_question_says() -> None:
         for key, value in values.items():
             assert key in turn.content
             assert isinstance(value, bool) or str(value) in turn.content
+
+
+def test_what_is_recorded_is_the_answer() -> None:
+    """The larger or the smaller of two numbers as the question has them, or a capital."""
+    for lesson in drawn("record"):
+        ((name, answer),) = json.loads(CALL.findall(lesson.reply)[0])["arguments"].items()
+        assert lesson.tools[0].arguments == {name: "string"}
+        question = lesson.turns[0].content
+        if "capital" in answer:
+            continue
+        numbers = re.findall(r"\d+(?:\.\d+)?", question)
+        right = max(numbers, key=float) if "larger" in question else min(numbers, key=float)
+        assert answer == right
 
 
 @pytest.mark.parametrize("name", ["tool call", "note"])

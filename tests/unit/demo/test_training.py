@@ -37,6 +37,7 @@ COURSE = Course(
     long_text_steps=1,
     full_text_steps=0,
     hard_text_steps=0,
+    record_steps=0,
     long_texts_per_step=1,
 )
 LONG = Course(steps=3000)
@@ -133,7 +134,8 @@ def test_the_rate_rises_and_falls_once_more_for_each_later_part() -> None:
     """What comes after the lessons begins and ends gently, below the peak of the lessons."""
     rates = iter([LONG.rate(step) for step in range(LONG.total_steps)])
     lengths = (LONG.steps, LONG.fine_tuning_steps, LONG.long_text_steps, LONG.full_text_steps)
-    lessons, *later = ([*islice(rates, length)] for length in (*lengths, LONG.hard_text_steps))
+    last_lengths = (LONG.hard_text_steps, LONG.record_steps)
+    lessons, *later = ([*islice(rates, length)] for length in (*lengths, *last_lengths))
     assert not [*rates]
     assert max(lessons) == 1.0
     for part in later:
@@ -154,6 +156,19 @@ def test_long_texts_grow_to_the_length_of_the_context() -> None:
     )
     assert lessons < 2000 < growing < 3200
     assert 0.8 * MAX_MODEL_TOKENS < full < MAX_MODEL_TOKENS
+
+
+def test_the_last_lessons_have_answers_to_record() -> None:
+    """Half as many long texts stand beside them."""
+    last = LONG.total_steps - 1
+    long = [
+        sum(batch.tokens.shape[1] > MAX_MODEL_TOKENS / 2 for batch in step_batches(LONG, step))
+        for step in (last, LONG.hard_text_trained_steps - 1)
+    ]
+    assert long == [LONG.long_texts_per_step // 2, LONG.long_texts_per_step]
+    assert [LONG.has_records(step) for step in range(LONG.total_steps)].count(True) == (
+        LONG.record_steps
+    )
 
 
 def test_fine_tuning_has_lessons_of_its_own() -> None:
@@ -197,11 +212,12 @@ def test_long_texts_go_on_from_the_weights_of_a_package(tmp_path: Path) -> None:
     assert all(map(torch.equal, weights_of(whole).values(), weights_of(resumed).values()))
 
 
-def test_hard_texts_go_on_from_the_weights_of_a_package(tmp_path: Path) -> None:
-    """Those of the same course without hard texts."""
-    course = replace(COURSE, hard_text_steps=1)
+def test_records_go_on_from_the_weights_of_a_package(tmp_path: Path) -> None:
+    """Those of the same course without them, which ends with hard texts."""
+    shorter = replace(COURSE, hard_text_steps=1)
+    course = replace(shorter, record_steps=1)
     whole = train(course, tmp_path / "whole")
-    resumed = train(course, begun_from_a_package(course, COURSE, tmp_path))
+    resumed = train(course, begun_from_a_package(course, shorter, tmp_path))
     assert all(map(torch.equal, weights_of(whole).values(), weights_of(resumed).values()))
 
 
