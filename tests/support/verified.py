@@ -38,9 +38,7 @@ OF_THE_MODEL = ("chat", "tools", "skill")
 BEYOND_RANDOM_WEIGHTS = (*OF_THE_MODEL, "self.needles", "wire.provider_check")
 """How the names of checks begin that random weights cannot pass."""
 
-BEYOND_TRAINED_WEIGHTS = (
-    *("tools.probe", "tools.replay", "skill.own_tasks", "skill.lm_eval"),
-)
+BEYOND_TRAINED_WEIGHTS = ("tools.probe", "tools.replay", "skill.own_tasks", "skill.lm_eval")
 """The checks that the trained demo does not pass: the first warns of its calls, as
 `docs/demo-model.md` says, and the others find nothing to judge in this server."""
 
