@@ -23,7 +23,7 @@ from demo_training.network import Network
 from demo_training.training import optimizers_of, train
 from holdfast.demo.files import MAX_MODEL_TOKENS, NORM_EPSILON, ROTARY_BASE
 from holdfast.demo.switches import DEFAULT_SWITCHES
-from holdfast.demo.tokenizer import EOS_ID, IM_END_ID, VOCABULARY_SIZE
+from holdfast.demo.tokenizer import BOS_ID, EOS_ID, IM_END_ID, VOCABULARY_SIZE
 from holdfast.demo.trained import WEIGHTS_FILE
 from holdfast.errors import UsageError
 
@@ -158,17 +158,18 @@ def test_long_texts_grow_to_the_length_of_the_context() -> None:
     assert 0.8 * MAX_MODEL_TOKENS < full < MAX_MODEL_TOKENS
 
 
+def text_of(step: int) -> str:
+    """Return what all batches of a step say."""
+    rows = (row for batch in step_batches(LONG, step) for row in batch.tokens.tolist())
+    return "\n".join(bytes(one for one in row if one < BOS_ID).decode() for row in rows)
+
+
 def test_the_last_lessons_have_answers_to_record() -> None:
     """Half as many long texts stand beside them."""
-    last = LONG.total_steps - 1
-    long = [
-        sum(batch.tokens.shape[1] > MAX_MODEL_TOKENS / 2 for batch in step_batches(LONG, step))
-        for step in (last, LONG.hard_text_trained_steps - 1)
-    ]
-    assert long == [LONG.long_texts_per_step // 2, LONG.long_texts_per_step]
-    assert [LONG.has_records(step) for step in range(LONG.total_steps)].count(True) == (
-        LONG.record_steps
-    )
+    first = LONG.hard_text_trained_steps
+    assert [LONG.long_texts(step) for step in (first - 1, first)] == [4, 2]
+    assert "_answer(answer: string)" not in text_of(first - 1)
+    assert "_answer(answer: string)" in text_of(first)
 
 
 def test_fine_tuning_has_lessons_of_its_own() -> None:
