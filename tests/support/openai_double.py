@@ -71,6 +71,8 @@ class OpenAIDouble(Starlette):
         self.gauges: tuple[str, ...] = ("vllm:num_requests_running", "vllm:num_requests_waiting")
         """The names of what `/metrics` counts: requests that run, and those that wait."""
         self.generation = 1
+        self.owner = "tests"
+        """Of the model, in the list of models."""
         self.deaths = 0
         """Of engines, though nobody asked for it."""
         self._completions = 0
@@ -106,13 +108,18 @@ class OpenAIDouble(Starlette):
         self.router.routes = [one for one in routes if getattr(one, "path", "") not in paths]
         return self
 
+    def owned_by(self, owner: str) -> Self:
+        """Be of another make than Holdfast from now on, and name the owner of the model."""
+        self.owner = owner
+        return self.without("/statusz")
+
     # Routes
 
     async def _models(self, request: Request) -> Response:
         self._admit(request)
         if self.defect == "a list of models that never comes":
             await self._hang(request)
-        entry = {"id": MODEL, "object": "model", "created": 1, "owned_by": "tests"}
+        entry = {"id": MODEL, "object": "model", "created": 1, "owned_by": self.owner}
         entry["max_model_len"] = MAX_MODEL_LEN
         if self.defect == "a model without its time":
             del entry["created"]

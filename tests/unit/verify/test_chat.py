@@ -58,19 +58,6 @@ def test_a_greedy_answer_that_changes_is_warned_of() -> None:
     assert not_passed(made) == {"chat.greedy": CheckStatus.WARNED}
 
 
-class Owned(OpenAIDouble):
-    """Ignores seeds, and is of another make than Holdfast: it names the owner of its model."""
-
-    def __init__(self, owner: str) -> None:
-        super().__init__("seeds without effect")
-        self._owner = owner
-        self.without("/statusz")
-
-    async def _models(self, request: Request) -> Response:
-        listed = json.loads(bytes((await super()._models(request)).body))
-        return JSONResponse({"data": [{**one, "owned_by": self._owner} for one in listed["data"]]})
-
-
 @pytest.mark.parametrize(
     ("owner", "gone", "status"),
     [
@@ -84,13 +71,14 @@ def test_a_seed_is_a_promise_of_vllm_alone(
     owner: str, gone: tuple[str, ...], status: CheckStatus
 ) -> None:
     """OpenAI's API promises no more than best effort; others also tell a version."""
-    (made,) = results(Owned(owner).without(*gone), SEEDS).values()
+    app = OpenAIDouble("seeds without effect").owned_by(owner)
+    (made,) = results(app.without(*gone), SEEDS).values()
     assert made.status is status
     said = made.faults or made.warnings
     assert said[0].what.startswith("two answers under one seed differ")
 
 
-class Fingerprinting(Owned):
+class Fingerprinting(OpenAIDouble):
     """Tells of another backend with each answer."""
 
     def _answer(self, body: Body, prompt: str | list[int], *, is_chat: bool) -> Response:
@@ -100,7 +88,7 @@ class Fingerprinting(Owned):
 
 def test_a_fingerprint_that_changes_is_told() -> None:
     """By it a client knows that a seed has no meaning any more."""
-    (made,) = results(Fingerprinting("openai"), SEEDS).values()
+    (made,) = results(Fingerprinting("seeds without effect").owned_by("openai"), SEEDS).values()
     assert made.status is CheckStatus.WARNED
     assert made.reason.endswith("and `system_fingerprint` changed")
 

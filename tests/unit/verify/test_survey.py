@@ -113,6 +113,7 @@ class Toolless(OpenAIDouble):
         return await super()._chat(request)
 
 
+MAKES = ("Holdfast", "vLLM")
 OF_LLAMA = "tools param requires --jinja flag"
 
 
@@ -139,9 +140,12 @@ def test_a_server_that_says_that_it_has_no_tools_has_none(
     assert server.refusals == ({} if is_able else {"tools": f"{said} (HTTP {status})"})
 
 
-def test_vllm_does_not_fail_to_say_that_it_has_no_tools() -> None:
+@pytest.mark.parametrize(
+    "app", [Toolless(500, OF_LLAMA), Toolless(500, OF_LLAMA).owned_by("vllm")], ids=MAKES
+)
+def test_vllm_does_not_fail_to_say_that_it_has_no_tools(app: OpenAIDouble) -> None:
     """It refuses with a 4xx, so a 5xx is a fault, whatever it says."""
-    assert "tools" in surveyed(Toolless(500, OF_LLAMA)).abilities
+    assert "tools" in surveyed(app).abilities
 
 
 def test_a_refusal_without_a_form_is_told_too() -> None:

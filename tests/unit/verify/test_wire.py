@@ -387,14 +387,17 @@ def test_a_route_that_is_not_there_may_say_so_in_several_ways(status: int) -> No
     assert f"answered {status}" in made["wire.responses"].reason
 
 
-def test_a_listed_route_of_vllm_has_to_be_there() -> None:
-    """A 404 there would be a fault of Holdfast."""
+class Missing(OpenAIDouble):
+    """Lists responses, and does not have them."""
 
-    class Missing(OpenAIDouble):
-        async def _responses(self, _request: Request) -> Response:
-            return JSONResponse({}, 404)
+    async def _responses(self, _request: Request) -> Response:
+        return JSONResponse({}, 404)
 
-    made = results(Missing(), TYPED)
+
+@pytest.mark.parametrize("app", [Missing(), Missing().owned_by("vllm")], ids=("Holdfast", "vLLM"))
+def test_a_listed_route_of_vllm_has_to_be_there(app: OpenAIDouble) -> None:
+    """A 404 there is a fault."""
+    made = results(app, TYPED)
     assert not_passed(made) == {"wire.responses": CheckStatus.FAILED}
 
 
