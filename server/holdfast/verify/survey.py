@@ -222,13 +222,12 @@ async def _with_abilities(target: Target, server: Server) -> Server:
     Raises:
         UsageError: it lists its models without a key, and asks for one where they answer.
     """
-    model = server.model
-    asked = {path: _smallest(path, model) for path in (CHAT, COMPLETIONS)}
-    asked[TOKENIZE] = Request("POST", TOKENIZE, {"model": model, "prompt": "Hello"})
+    asked = {path: _smallest(path, server.model) for path in (CHAT, COMPLETIONS)}
+    asked[TOKENIZE] = Request("POST", TOKENIZE, {"model": server.model, "prompt": "Hello"})
     names = {CHAT: "chat", COMPLETIONS: "completions"}
     answers = {path: await _answer(target, request) for path, request in asked.items()}
-    found = [name for path, name in names.items() if _is_there(answers[path])]
-    if _tells_tokens(answers[TOKENIZE]):
+    found = [name for path, name in names.items() if _is_there(answers[path], server)]
+    if _tells_tokens(answers[TOKENIZE], server):
         found.append("tokenize")
     if not {"chat", "completions"} & set(found):
         for answer in (answers[CHAT], answers[COMPLETIONS]):
@@ -259,7 +258,7 @@ async def _refusal_of_tools(target: Target, server: Server) -> str:
         return ""
     said = _error_of(answer)
     is_denied = not server.is_vllm and _NO_TOOLS.search(said) is not None
-    return f"{said} (HTTP {answer.status})" if is_denied or not _is_there(answer) else ""
+    return f"{said} (HTTP {answer.status})" if is_denied or not _is_there(answer, server) else ""
 
 
 def _error_of(answer: Answer) -> str:
@@ -271,17 +270,21 @@ def _error_of(answer: Answer) -> str:
     return excerpt(told or answer.text or "nothing")
 
 
-def _is_there(answer: Answer | None) -> bool:
-    """Whether the server has what was asked for, also where it fails: a check will find that."""
+def _is_there(answer: Answer | None, server: Server) -> bool:
+    """Whether the server has what was asked for, also where it fails: a check will find that.
+
+    Where vLLM lists a route, only a 4xx says that the model does not have it.
+    """
     if answer is None or answer.status in _LATER:
         return True
-    return not (400 <= answer.status < 500 or is_absent(answer.status))
+    is_promised = server.is_vllm and answer.request.path in server.routes
+    return not 400 <= answer.status < 500 and (is_promised or not is_absent(answer.status))
 
 
-def _tells_tokens(answer: Answer | None) -> bool:
+def _tells_tokens(answer: Answer | None, server: Server) -> bool:
     """Whether it is that of vLLM's `/tokenize`: other servers have another route of that name."""
     if answer is None or answer.status != _OK:
-        return _is_there(answer)
+        return _is_there(answer, server)
     try:
         told = answer.document
     except MalformedError:

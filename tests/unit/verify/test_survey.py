@@ -54,6 +54,9 @@ def test_one_connection_may_be_closed(closed: int, is_there: bool) -> None:
     assert asyncio.run(asked()) is is_there
 
 
+MAKES = ("Holdfast", "vLLM")
+
+
 class Refusing(OpenAIDouble):
     """Answers every chat and every completion with one status."""
 
@@ -96,8 +99,18 @@ def surveyed(app: OpenAIDouble, recorded: str | None = None, *, named: str | Non
 )
 def test_a_route_without_time_is_there(status: int, is_there: bool) -> None:
     """As is one that fails; one that refuses the smallest request is not."""
-    able = set(surveyed(Refusing(status)).abilities)
+    able = set(surveyed(Refusing(status).owned_by("openai")).abilities)
     assert ({"chat", "completions", "tools"} <= able) is is_there
+
+
+@pytest.mark.parametrize("owner", ["", "vllm"], ids=MAKES)
+@pytest.mark.parametrize(("status", "is_there"), [(501, True), (307, True), (404, False)])
+def test_a_route_that_vllm_lists_is_there(status: int, owner: str, *, is_there: bool) -> None:
+    """It says with a 4xx what its model cannot do, so another status is a fault."""
+    app = Refusing(status)
+    able = set(surveyed(app.owned_by(owner) if owner else app).abilities)
+    assert ({"chat", "completions", "tools"} <= able) is is_there
+    assert not {"chat", "completions"} & set(surveyed(app.without("/openapi.json")).abilities)
 
 
 class Toolless(OpenAIDouble):
@@ -113,7 +126,6 @@ class Toolless(OpenAIDouble):
         return await super()._chat(request)
 
 
-MAKES = ("Holdfast", "vLLM")
 OF_LLAMA = "tools param requires --jinja flag"
 
 
@@ -141,7 +153,7 @@ def test_a_server_that_says_that_it_has_no_tools_has_none(
 
 
 @pytest.mark.parametrize(
-    "app", [Toolless(500, OF_LLAMA), Toolless(500, OF_LLAMA).owned_by("vllm")], ids=MAKES
+    "app", [Toolless(500, OF_LLAMA), Toolless(501, OF_LLAMA).owned_by("vllm")], ids=MAKES
 )
 def test_vllm_does_not_fail_to_say_that_it_has_no_tools(app: OpenAIDouble) -> None:
     """It refuses with a 4xx, so a 5xx is a fault, whatever it says."""
@@ -196,7 +208,7 @@ class BrokenTokenizer(OpenAIDouble):
 
 
 @pytest.mark.parametrize(
-    ("status", "is_there"), [(500, True), (404, False), (501, False), (200, False)]
+    ("status", "is_there"), [(500, True), (501, True), (404, False), (200, False)]
 )
 def test_tokens_that_are_not_told_are_not_absent(status: int, is_there: bool) -> None:
     """A check finds what is wrong with them; another form is another route."""
