@@ -34,10 +34,11 @@ _OK = 200
 _KEY_REFUSED = (401, 403)
 _LATER = (408, TOO_MANY)
 """Statuses of a route that is there, and has no time now."""
+_TOOLS = r"\b(?:tools?|function call\w*)\b(?!\[|[ -](?:call\w*[ -])?(?:parser|template|schema))"
 _NO_TOOLS = re.compile(
-    r"\b(?:tools?|function call\w*)\b.{0,40}\b(?:requires?|unsupported|disabled"
+    rf"{_TOOLS}.{{0,40}}\b(?:requires?|unsupported|disabled"
     r"|not (?:supported|available|enabled|allowed))\b"
-    r"|\b(?:unsupported|not support(?:ed)?)\b.{0,40}\b(?:tools?|function call\w*)\b",
+    rf"|\b(?:unsupported|not support(?:ed)?)\b(?! operand| type| schema).{{0,40}}{_TOOLS}",
     re.IGNORECASE,
 )
 """How a server says that it takes no functions; a parser that crashes says something else."""

@@ -141,6 +141,11 @@ OF_LLAMA = "tools param requires --jinja flag"
         (500, "out of memory", True),
         (500, "extract_tool_calls() missing 1 required positional argument: 'request'", True),
         (500, "tool parser: 'NoneType' object is not subscriptable", True),
+        (500, "unsupported operand type(s) for +: 'Tool' and 'str'", True),
+        (500, "Tool parser 'hermes' requires transformers>=4.51", True),
+        (500, "The tool-call parser is not available", True),
+        (500, "tool template is not supported by minja: unexpected token", True),
+        (500, "unsupported schema in tools[0]: this keyword is not supported", True),
     ],
 )
 def test_a_server_that_says_that_it_has_no_tools_has_none(
