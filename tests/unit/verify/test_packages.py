@@ -10,6 +10,7 @@ from double_defects import Defect
 from double_limits import AlternatingDouble
 from holdfast.verify import packages
 from holdfast.verify.checks import ALL, tools, wire
+from holdfast.verify.other_tools import Row, Wish
 from holdfast.verify.records import CheckStatus
 from openai_double import Body, OpenAIDouble
 from verified import not_passed, results
@@ -99,6 +100,38 @@ def test_a_stream_that_only_this_gateway_cannot_read_is_warned_of(
     (made,) = results(Tight(defect), PROVIDER).values()
     assert made.status is status, made.reason
     assert "stream.sse-framing" in made.reason
+
+
+class Hollow(Tight):
+    """Streams no more than one line, if that."""
+
+    def __init__(self, line: bytes) -> None:
+        super().__init__()
+        self._line = line
+
+    async def _events(self, parts: Iterator[Body], *, is_chat: bool) -> AsyncIterator[bytes]:
+        async for _ in super()._events(parts, is_chat=is_chat):
+            pass
+        yield self._line
+
+
+@pytest.mark.parametrize(
+    "app",
+    [OpenAIDouble(), Hollow(b""), Hollow(b"data:[DONE]\n\n")],
+    ids=("with the space", "empty", "without an answer"),
+)
+def test_only_a_missing_space_explains_what_this_gateway_refuses(
+    app: OpenAIDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream in which it is not to be seen says nothing about the one that was refused."""
+    need("tr_provider_check")
+
+    async def refused(_wish: Wish) -> list[Row]:
+        return [Row("stream.sse-framing", "fail", "refused")]
+
+    monkeypatch.setattr(wire.packages, "rows_of", refused)
+    (made,) = results(app, PROVIDER).values()
+    assert made.status is CheckStatus.FAILED, made.reason
 
 
 def test_no_other_check_misses_the_space() -> None:

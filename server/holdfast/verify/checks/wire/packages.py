@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
 from holdfast.verify.check import Check
 from holdfast.verify.checks.wire.asking import PROMPT
 from holdfast.verify.other_tools import Wish, rows_of
-from holdfast.verify.streams import NO_DONE
+from holdfast.verify.streams import DONE, NO_DONE
 from holdfast.verify.trial import CHAT, COMPLETIONS, MODELS, SkippedError, Trial
 
 _MAX_TOKENS = 256
@@ -16,6 +17,7 @@ _PONG = "reply exactly PONG"
 _FRAMING = "stream.sse-framing"
 """It fails a line that begins with `data:` and no space, and then judges nothing else of a stream,
 which `wire.events` and `wire.usage` do."""
+_WITHOUT_SPACE = re.compile(r"(?:^|[\r\n])data:(?! )")
 _OF_ANOTHER_CHECK = "stream.incremental-delivery"
 """It warns if a client that is busy reads the few tokens of its answer at once. `wire.incremental`
 asks for a longer answer."""
@@ -61,7 +63,7 @@ async def provider_check(trial: Trial) -> None:
     rows = [row for row in await rows_of(wish) if row.name != _OF_ANOTHER_CHECK]
     for row in rows:
         said = f"{row.name}: {row.said}"
-        if row.status == "fail" and row.name == _FRAMING and await _keeps_to_the_standard(trial):
+        if row.status == "fail" and row.name == _FRAMING and await _lacks_only_a_space(trial):
             trial.warn(f"{said}; the stream keeps to the standard, and strict readers fail on it")
         elif row.status == "fail" and row.name != "chat.pong":
             trial.blame(said)
@@ -70,11 +72,16 @@ async def provider_check(trial: Trial) -> None:
     trial.measure("checks passed", sum(row.status == "pass" for row in rows))
 
 
-async def _keeps_to_the_standard(trial: Trial) -> bool:
-    """Whether a stream is framed as server-sent events may be; `wire.events` judges its end."""
+async def _lacks_only_a_space(trial: Trial) -> bool:
+    """Whether a stream leaves out the space behind `data:`, and else keeps to the standard.
+
+    `wire.events` judges how it ends.
+    """
     stream = await trial.stream(CHAT, trial.chat_body(_PONG, max_tokens=_MAX_TOKENS))
     is_sse = stream.content_type.startswith("text/event-stream")
-    return is_sse and not {*stream.frames.faults} - {NO_DONE}
+    is_standard = is_sse and not {*stream.frames.faults} - {NO_DONE}
+    has_answer = any(event.data != DONE for event in stream.frames.events)
+    return is_standard and has_answer and bool(_WITHOUT_SPACE.search(stream.text))
 
 
 CHECKS = (
