@@ -6,8 +6,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from double_defects import Defect
@@ -22,6 +20,7 @@ from holdfast.verify.checks.chat.matrix import prompts
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckStatus
 from openai_double import Body, OpenAIDouble
+from unseeded_double import Unseeded
 from verified import hurry, not_passed, results
 
 FOUND_BY: dict[Defect, str] = {
@@ -93,24 +92,10 @@ def test_a_fingerprint_that_changes_is_told() -> None:
     assert made.reason.endswith("and `system_fingerprint` changed")
 
 
-class Unseeded(OpenAIDouble):
-    """Refuses a seed, or anything else that makes a chat warm, as some gateways do."""
-
-    def __init__(self, status: int, field: str = "seed") -> None:
-        super().__init__()
-        self._status, self._field = status, field
-
-    async def _body(self, request: Request) -> Body:
-        body = await super()._body(request)
-        if body.get(self._field):
-            raise HTTPException(self._status, f"{self._field} is not supported")
-        return body
-
-
 @pytest.mark.parametrize("status", [400, 422])
 def test_a_server_that_refuses_seeds_is_skipped(status: int) -> None:
     """In its words."""
-    (made,) = results(Unseeded(status).without("/statusz"), SEEDS).values()
+    (made,) = results(Unseeded().with_status(status).without("/statusz"), SEEDS).values()
     assert made.status is CheckStatus.SKIPPED
     assert made.reason.startswith("the server refuses `seed`: ")
     assert "seed is not supported" in made.reason
@@ -119,9 +104,9 @@ def test_a_server_that_refuses_seeds_is_skipped(status: int) -> None:
 @pytest.mark.parametrize(
     "app",
     [
-        Unseeded(400),
-        Unseeded(500).without("/statusz"),
-        Unseeded(400, "temperature").without("/statusz"),
+        Unseeded(),
+        Unseeded().with_status(500).without("/statusz"),
+        Unseeded().for_field("temperature").without("/statusz"),
     ],
     ids=("Holdfast", "a crash", "no warm answer"),
 )
@@ -134,7 +119,7 @@ def test_a_seed_is_refused_only_by_a_clear_4xx(app: OpenAIDouble) -> None:
 def test_rounds_do_without_seeds_where_they_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Later rounds of the matrix are warm all the same."""
     monkeypatch.setitem(matrix._ROUNDS, "standard", 2)
-    (made,) = results(Unseeded(400).without("/statusz"), MATRIX).values()
+    (made,) = results(Unseeded().without("/statusz"), MATRIX).values()
     assert made.status is CheckStatus.PASSED, made.reason
     assert {one.name: one.value for one in made.numbers}["answers"] == 24
 

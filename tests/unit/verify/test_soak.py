@@ -24,6 +24,7 @@ from openai_double import Body, OpenAIDouble
 from sample_reports import report
 from scoring_faults import Peculiarity
 from soaked_double import HOUR_SECONDS, Ageing, SoakedDouble
+from unseeded_double import Unseeded
 from verified import not_passed, require_report, results
 
 FOUND_BY: dict[Ageing, str] = {
@@ -170,19 +171,13 @@ def test_a_server_that_cannot_force_a_call_is_loaded_without() -> None:
     assert "Thinking mode" in made["soak.load"].reason
 
 
-class Unseeded(SoakedDouble):
+class UnseededSoak(Unseeded, SoakedDouble):
     """Refuses seeds, and is not Holdfast."""
-
-    async def _body(self, request: Request) -> Body:
-        body = await super()._body(request)
-        if "seed" in body:
-            raise HTTPException(400, "seed is not supported")
-        return body
 
 
 def test_a_server_that_refuses_seeds_is_loaded_without() -> None:
     """Its warm answers are whole all the same."""
-    app = Unseeded()
+    app = UnseededSoak()
     app.without("/statusz")
     assert soaked(app)["soak.load"].status is CheckStatus.PASSED
 

@@ -25,6 +25,7 @@ from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus
 from openai_double import DERENDER, Body, OpenAIDouble
 from schema_keywords import limiting, used_by
+from unseeded_double import Unseeded
 from verified import not_passed, results
 
 OWN = [check for check in tools.CHECKS if check.name not in ("probe", "replay")]
@@ -152,16 +153,6 @@ def test_pass_k_asks_for_each_try() -> None:
     (made,) = results(OpenAIDouble(), [check], "full").values()
     names = {one.name: one.value for one in made.numbers}
     assert names["scenes, pass^5"] <= names["scenes, pass@5"]
-
-
-class Unseeded(OpenAIDouble):
-    """Refuses seeds."""
-
-    async def _body(self, request: Request) -> Body:
-        body = await super()._body(request)
-        if "seed" in body:
-            raise HTTPException(400, "seed is not supported")
-        return body
 
 
 def test_scenes_are_played_without_seeds_where_they_are_refused() -> None:
