@@ -23,8 +23,9 @@ COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
 TOKENIZE = "/tokenize"
 LIMITED = f"the server limits its requests (429); {LIMITED_REMEDY}"
+UNKNOWN_FIELD = (400, 422)
+"""How a server refuses a field that it does not know."""
 _OK = 200
-_UNKNOWN_FIELD = (400, 422)
 _MANY_TOKENS = 256
 """Of an answer that takes minutes on a slow server, or behind others on one with a single slot."""
 _MAX_REQUESTS = 8
@@ -228,7 +229,7 @@ class Trial:
         try:
             return await self.post(TOKENIZE, asked)
         except UnexpectedStatusError as error:
-            is_refused = error.status in _UNKNOWN_FIELD and not self.server.is_vllm
+            is_refused = error.status in UNKNOWN_FIELD and not self.server.is_vllm
             if "messages" in body and is_refused:
                 raise SkippedError(f"{TOKENIZE} takes no chats") from None
             raise

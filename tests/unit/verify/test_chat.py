@@ -108,7 +108,7 @@ def test_a_server_that_refuses_seeds_is_skipped(status: int) -> None:
         Unseeded().with_status(500).without("/statusz"),
         Unseeded().for_field("temperature").without("/statusz"),
     ],
-    ids=("Holdfast", "a crash", "no warm answer"),
+    ids=("Holdfast", "a crash", "no sampled answer"),
 )
 def test_a_seed_is_refused_only_by_a_clear_4xx(app: OpenAIDouble) -> None:
     """Holdfast takes seeds, and what is refused without a seed too is not the seed."""
@@ -117,7 +117,7 @@ def test_a_seed_is_refused_only_by_a_clear_4xx(app: OpenAIDouble) -> None:
 
 
 def test_rounds_do_without_seeds_where_they_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Later rounds of the matrix are warm all the same."""
+    """Later rounds of the matrix are sampled all the same."""
     monkeypatch.setitem(matrix._ROUNDS, "standard", 2)
     (made,) = results(Unseeded().without("/statusz"), MATRIX).values()
     assert made.status is CheckStatus.PASSED, made.reason

@@ -176,7 +176,7 @@ class UnseededSoak(Unseeded, SoakedDouble):
 
 
 def test_a_server_that_refuses_seeds_is_loaded_without() -> None:
-    """Its warm answers are whole all the same."""
+    """Its sampled answers are whole all the same."""
     app = UnseededSoak()
     app.without("/statusz")
     assert soaked(app)["soak.load"].status is CheckStatus.PASSED

@@ -17,7 +17,7 @@ import yaml
 from holdfast.verify.answers import beginning, dig
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.chat.judges import broken_characters, loop, stray_scripts
-from holdfast.verify.checks.warmth import takes_seeds, warmth
+from holdfast.verify.checks.sampling import sampling, takes_seeds
 from holdfast.verify.records import equal_to
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import CHAT, Trial
@@ -72,7 +72,7 @@ async def matrix(trial: Trial) -> None:
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def judged(prompt: Prompt, mode: Mode, number: int) -> bool:
-        options = warmth(_TEMPERATURE, number, is_seeded=is_seeded) if number else {}
+        options = sampling(_TEMPERATURE, number, is_seeded=is_seeded) if number else {}
         async with room:
             answer = await trial.chat(prompt.text, max_tokens=_ANSWER_TOKENS, **mode, **options)
         return _judge(trial, prompt, answer)

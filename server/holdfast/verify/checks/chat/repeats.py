@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.verify.check import Check
-from holdfast.verify.checks.warmth import refused_seed
+from holdfast.verify.checks.sampling import refused_seed
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import SkippedError, Trial
 
@@ -24,7 +24,7 @@ async def greedy(trial: Trial) -> None:
 
 
 async def seeds(trial: Trial) -> None:
-    """A warm answer, twice with one seed; then with others."""
+    """A sampled answer, twice with one seed; then with others."""
     if refusal := await trial.once(refused_seed):
         raise SkippedError(f"the server refuses `seed`: {refusal}")
     first = await _ask(trial, temperature=1.0, seed=7)

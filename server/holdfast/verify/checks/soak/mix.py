@@ -15,10 +15,10 @@ from typing import Any
 
 from holdfast.verify.answers import MalformedError, dig
 from holdfast.verify.check import Ability
+from holdfast.verify.checks.sampling import sampling, takes_seeds
 from holdfast.verify.checks.self_agreement.sequences import longest_tokens
 from holdfast.verify.checks.soak.talk import REQUEST_SECONDS, Talk, read
 from holdfast.verify.checks.tools.asking import ALARM, REQUIRED, WEATHER, refused_choices
-from holdfast.verify.checks.warmth import takes_seeds, warmth
 from holdfast.verify.checks.wire.asking import either
 from holdfast.verify.records import Request
 from holdfast.verify.trial import CHAT, InconclusiveError, Trial, UnexpectedStatusError
@@ -140,7 +140,7 @@ class Client:
         options: dict[str, Any] = {"max_tokens": self._drawn.choice(_ANSWER_TOKENS)}
         if self._drawn.random() < 0.5:
             seed = self._drawn.randrange(1 << 31)
-            options |= warmth(_TEMPERATURE, seed, is_seeded=self._room.takes_seeds)
+            options |= sampling(_TEMPERATURE, seed, is_seeded=self._room.takes_seeds)
         path, body = either(self._trial, prompt, **options)
         await read(self._trial, path, body, is_streamed=self._drawn.random() < 0.5)
 

@@ -18,9 +18,9 @@ import yaml
 
 from holdfast.verify.answers import MalformedError, read_json
 from holdfast.verify.check import FROM_STANDARD, Check
+from holdfast.verify.checks.sampling import sampling, takes_seeds
 from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, Body, function
 from holdfast.verify.checks.tools.calls import Turn, raw_calls, whole_turn
-from holdfast.verify.checks.warmth import takes_seeds, warmth
 from holdfast.verify.trial import Trial
 from holdfast.verify.waiting import together
 
@@ -87,7 +87,7 @@ async def scenes(trial: Trial) -> None:
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def passed(scene: Scene, number: int) -> bool:
-        options = warmth(_TEMPERATURE, number, is_seeded=is_seeded) if number else {}
+        options = sampling(_TEMPERATURE, number, is_seeded=is_seeded) if number else {}
         async with room:
             return await _plays(trial, scene, options)
 

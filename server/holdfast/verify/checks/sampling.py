@@ -1,13 +1,12 @@
-"""Warm answers, for the groups that draw them: with a seed, where the server takes one."""
+"""Sampled answers, for the groups that ask for them: with a seed, where the server takes one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from holdfast.verify.checks.wire.asking import each
-from holdfast.verify.trial import Trial, UnexpectedStatusError
+from holdfast.verify.trial import UNKNOWN_FIELD, Trial, UnexpectedStatusError
 
-_UNKNOWN_FIELD = (400, 422)
 _SEED = 1
 
 
@@ -24,7 +23,7 @@ async def refused_seed(trial: Trial) -> str:
     try:
         await trial.post(path, {**body, "seed": _SEED})
     except UnexpectedStatusError as error:
-        if error.status not in _UNKNOWN_FIELD:
+        if error.status not in UNKNOWN_FIELD:
             raise
         await trial.post(path, body)
         return str(error)
@@ -32,10 +31,10 @@ async def refused_seed(trial: Trial) -> str:
 
 
 async def takes_seeds(trial: Trial) -> bool:
-    """Whether a warm answer may have a seed, see `refused_seed`."""
+    """Whether a sampled answer may have a seed, see `refused_seed`."""
     return not await trial.once(refused_seed)
 
 
-def warmth(temperature: float, seed: int, *, is_seeded: bool) -> dict[str, Any]:
-    """The options of an answer that is warm, and the same again where it has a seed."""
+def sampling(temperature: float, seed: int, *, is_seeded: bool) -> dict[str, Any]:
+    """The options of a sampled answer, which is the same again where it has a seed."""
     return {"temperature": temperature, **({"seed": seed} if is_seeded else {})}
