@@ -101,6 +101,12 @@ def test_a_server_that_refuses_seeds_is_skipped(status: int) -> None:
     assert "seed is not supported" in made.reason
 
 
+def test_seeds_of_chats_are_judged_where_completions_refuse_them() -> None:
+    """Chats are what the check asks for."""
+    (made,) = results(Unseeded().only_at("/v1/completions").without("/statusz"), SEEDS).values()
+    assert made.status is CheckStatus.PASSED, made.reason
+
+
 @pytest.mark.parametrize(
     "app",
     [

@@ -175,10 +175,10 @@ class UnseededSoak(Unseeded, SoakedDouble):
     """Refuses seeds, and is not Holdfast."""
 
 
-def test_a_server_that_refuses_seeds_is_loaded_without() -> None:
-    """Its sampled answers are whole all the same."""
-    app = UnseededSoak()
-    app.without("/statusz")
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_server_that_refuses_seeds_is_loaded_without(path: str) -> None:
+    """Its sampled answers are whole all the same, also where only one of both APIs refuses."""
+    app = UnseededSoak().only_at(path).without("/statusz")
     assert soaked(app)["soak.load"].status is CheckStatus.PASSED
 
 

@@ -10,29 +10,28 @@ from holdfast.verify.trial import UNKNOWN_FIELD, Trial, UnexpectedStatusError
 _SEED = 1
 
 
-async def refused_seed(trial: Trial) -> str:
-    """What the server says to a `seed` that it refuses; empty if it takes one, as vLLM does.
+async def refused_seeds(trial: Trial) -> dict[str, str]:
+    """What the server says to a `seed`, by the path of each API that refuses one; vLLM takes them.
 
     Raises:
         UnexpectedStatusError: it fails, or refuses the same request without a seed too.
     """
+    refused = dict[str, str]()
     asked = each(trial, "Hi", max_tokens=1, temperature=1.0)
-    if trial.server.is_vllm or not asked:
-        return ""
-    path, body = asked[0]
-    try:
-        await trial.post(path, {**body, "seed": _SEED})
-    except UnexpectedStatusError as error:
-        if error.status not in UNKNOWN_FIELD:
-            raise
-        await trial.post(path, body)
-        return str(error)
-    return ""
+    for path, body in asked if not trial.server.is_vllm else ():
+        try:
+            await trial.post(path, {**body, "seed": _SEED})
+        except UnexpectedStatusError as error:
+            if error.status not in UNKNOWN_FIELD:
+                raise
+            await trial.post(path, body)
+            refused[path] = str(error)
+    return refused
 
 
 async def takes_seeds(trial: Trial) -> bool:
-    """Whether a sampled answer may have a seed, see `refused_seed`."""
-    return not await trial.once(refused_seed)
+    """Whether each sampled answer may have a seed, see `refused_seeds`."""
+    return not await trial.once(refused_seeds)
 
 
 def sampling(temperature: float, seed: int, *, is_seeded: bool) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.verify.check import Check
-from holdfast.verify.checks.sampling import refused_seed
+from holdfast.verify.checks.sampling import refused_seeds
 from holdfast.verify.target import Answer
-from holdfast.verify.trial import SkippedError, Trial
+from holdfast.verify.trial import CHAT, SkippedError, Trial
 
 _QUESTION = "Tell me a short story about a lighthouse."
 _TOKENS = 32
@@ -25,7 +25,7 @@ async def greedy(trial: Trial) -> None:
 
 async def seeds(trial: Trial) -> None:
     """A sampled answer, twice with one seed; then with others."""
-    if refusal := await trial.once(refused_seed):
+    if refusal := (await trial.once(refused_seeds)).get(CHAT):
         raise SkippedError(f"the server refuses `seed`: {refusal}")
     first = await _ask(trial, temperature=1.0, seed=7)
     second = await _ask(trial, temperature=1.0, seed=7)
