@@ -28,6 +28,8 @@ _REQUESTS = (
 )
 _ASKED_FOR = 'cause="requested"'
 """Of an engine that an operator restarts."""
+_OF_ONE_PRIORITY = re.compile(r'(?:^|,) *priority="[^"]')
+"""SGLang also counts the requests of each priority, beside a total whose priority is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def read_vitals(page: str, *, is_holdfast: bool) -> Vitals:
             deaths = (deaths or 0.0) + value
         if name == _STARTED:
             started_at_seconds = value
-        if name in _REQUESTS and value is not None:
+        if name in _REQUESTS and value is not None and not _OF_ONE_PRIORITY.search(labels):
             requests = (requests or 0.0) + value
     memory_bytes = sum(memory.values()) if len(memory) == len(wanted) else None
     return Vitals(memory_bytes, deaths, started_at_seconds, requests)

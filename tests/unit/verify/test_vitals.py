@@ -40,12 +40,23 @@ def test_the_start_of_the_server_is_told() -> None:
     assert read_vitals(page, is_holdfast=True) == Vitals(started_at_seconds=1.75e9)
 
 
+PRIORITIES = """\
+sglang:num_running_reqs{model_name="m",priority=""} 3.0
+sglang:num_running_reqs{model_name="m",priority="0"} 1.0
+sglang:num_running_reqs{model_name="m",priority="7"} 2.0
+sglang:num_queue_reqs{priority="",model_name="m"} 1.0
+sglang:num_queue_reqs{priority="7",model_name="m"} 1.0
+"""
+"""Of SGLang with `--enable-priority-scheduling`."""
+
+
 @pytest.mark.parametrize(
     ("page", "requests"),
     [
         ('vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting 3.0\n', 5.0),
         ('vllm:num_requests_running{engine="0"} 2\nvllm:num_requests_running{engine="1"} 1\n', 3.0),
         ("sglang:num_running_reqs 0.0\nsglang:num_queue_reqs 4.0\n", 4.0),
+        (PRIORITIES, 4.0),
         ("vllm:num_requests_running_ever 9.0\n", None),
         ("vllm:num_requests_running NaN\n", None),
     ],
