@@ -235,6 +235,30 @@ def test_what_is_not_let_in_before_its_deadline_is_an_error() -> None:
     assert values(made)["unexpected errors"] == 1
 
 
+class LateSampled(SoakedDouble):
+    """Leaks, and from some hour on has each sample wait for half an hour."""
+
+    def __init__(self) -> None:
+        super().__init__("memory leaks")
+        self._is_refusing = False
+
+    async def _metrics(self, request: Request) -> Response:
+        self._is_refusing = self.has_aged.is_set() and not self._is_refusing
+        if not self._is_refusing:
+            return await super()._metrics(request)
+        self._now_seconds += HOUR_SECONDS / 2
+        return JSONResponse({}, 429, {"Retry-After": "0"})
+
+
+def test_a_sample_has_the_time_of_its_answer() -> None:
+    """The server may let the question in long after it came, with what it holds by then."""
+    made = soaked(LateSampled())["soak.memory"]
+    ((_, first), *others) = points = made.series[0].points
+    begun_hours = points[0][0]
+    for hours, mib in others:
+        assert mib - first == pytest.approx(4 * (hours - begun_hours), abs=0.2)
+
+
 def test_another_server_is_loaded_all_the_same() -> None:
     """What it does not tell is skipped by name, and the rest is judged."""
     app = SoakedDouble()

@@ -45,7 +45,7 @@ class Soak:
         self._history = history
         self._plan = plan(trial)
         self._started_seconds = self._plan.clock()
-        self._sampler = Sampler(trial, history, self._plan.spacing_seconds)
+        self._sampler = Sampler(trial, history, self._plan.spacing_seconds, self._now_seconds)
         self._cached_prompt: CachedPrompt | None = None
         self._errors_in_a_row = 0
 
@@ -69,12 +69,12 @@ class Soak:
             Client(self._trial, room, number, self._plan.seed)
             for number in range(self._plan.clients)
         ]
-        await self._sampler.look(0.0)
+        await self._sampler.look()
         for _ in range(_LOOKS_BEFORE):
             await self._look()
         for end_seconds in self._plan.interval_ends_seconds:
             await self._load(clients, end_seconds)
-            await self._sampler.look(self._now_seconds())
+            await self._sampler.look()
             await self._look()
 
     def _now_seconds(self) -> float:
@@ -108,7 +108,7 @@ class Soak:
                 if is_timed:
                     self._history.answered_at_seconds.append(self._now_seconds())
                     self._history.answer_seconds.append(self._plan.clock() - asked_seconds)
-            await self._sampler.look_if_due(self._now_seconds())
+            await self._sampler.look_if_due()
 
     async def _look(self) -> None:
         has_scores = self._history.limits is not None
