@@ -47,6 +47,7 @@ Defect = Literal[
     "a stream that breaks characters",
     "streams that go on without their client",
     "chats that go on without their client",
+    "streams that are written to their end without their client",
     # of refusals
     "wrong requests are 500",
     "refusals without a form",

@@ -10,6 +10,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import cycle, islice
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -70,6 +71,8 @@ class OpenAIDouble(Starlette):
         )
         self.gauges: tuple[str, ...] = ("vllm:num_requests_running", "vllm:num_requests_waiting")
         """The names of what `/metrics` counts: requests that run, and those that wait."""
+        self.token_seconds = 0.002
+        """How long a stream takes for a token."""
         self.generation = 1
         self.owner = "tests"
         """Of the model, in the list of models."""
@@ -77,6 +80,8 @@ class OpenAIDouble(Starlette):
         """Of engines, though nobody asked for it."""
         self._completions = 0
         self._running = 0
+        self._left: set[asyncio.Task[None]] = set()
+        """Streams that go on without their client."""
         self._last: Body = {}
         self._vocabulary = Vocabulary()
         posts = {
@@ -316,6 +321,9 @@ class OpenAIDouble(Starlette):
         if told:
             return Generated(tokens_of(told), "stop")
         made = generate(body, prompt, self.defect)
+        if body.get("stream") and body.get("ignore_eos"):
+            tokens = islice(cycle(made.tokens), body["max_tokens"])
+            return Generated(list(tokens), "length")
         is_stopped = body.get("stop") and made.finish_reason == "stop"
         if keeps_stop and is_stopped:
             made = replace(made, tokens=[*made.tokens, body["stop"][0]])
@@ -456,14 +464,26 @@ class OpenAIDouble(Starlette):
                     held += event
                 else:
                     yield event
-                await asyncio.sleep(0.001)  # as if the next token had to be computed
+                await asyncio.sleep(self.token_seconds)  # as if the next token had to be computed
             yield held + (b"" if self.defect == "no [DONE]" else b"data: [DONE]\n\n")
             is_whole = True
         finally:
             goes_on = self.defect == "streams that go on without their client" or (
                 is_chat and self.defect == "chats that go on without their client"
             )
-            self._running -= is_whole or not goes_on
+            is_written = self.defect == "streams that are written to their end without their client"
+            if is_written and not is_whole:
+                task = asyncio.create_task(self._write_on(parts))
+                self._left.add(task)
+                task.add_done_callback(self._left.discard)
+            else:
+                self._running -= is_whole or not goes_on
+
+    async def _write_on(self, parts: Iterator[Body]) -> None:
+        """Write the rest of a stream for nobody."""
+        for _ in parts:
+            await asyncio.sleep(self.token_seconds)
+        self._running -= 1
 
     def _event(self, number: int, text: str) -> bytes:
         if number == 1 and self.defect == "an event split wrong":
