@@ -290,7 +290,7 @@ class Uncounting(OpenAIDouble):
 def test_a_count_that_is_not_told_is_asked_for_again(
     app: Uncounting, status: CheckStatus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server reports it at other times, which is no ground to say that it does not."""
+    """The server reports it at other times, so the check may not say that it does not."""
     monkeypatch.setattr(streams, "_GAUGED_SECONDS", 0.7)
     app.without("/statusz", "/v1/chat/completions")
     (made,) = results(app, LEAVES).values()
@@ -468,7 +468,7 @@ def test_a_listed_route_of_vllm_has_to_be_there(app: OpenAIDouble) -> None:
     ],
 )
 def test_a_limit_of_requests_is_waited_for(defect: Defect | Literal[""], failed: set[str]) -> None:
-    """It is no fault of the list of models, and hides none of another route."""
+    """It is not a fault of the list of models, and does not hide a fault of another route."""
     app = AlternatingDouble(defect)
     app.limited = ("/v1/models", "/v1/embeddings")
     made = results(app, [check for check in OWN if check.name in ("models", "other_routes")])
