@@ -63,6 +63,7 @@ from holdfast.versions import vllm_version
 from holdfast.workspace import learned_store
 
 IDLE_POLL_SECONDS = 0.1
+OWN_SOCKET = "own.sock"
 
 
 class Application:
@@ -121,8 +122,7 @@ class Application:
         self._admission = self._new_admission()
         self._load = LoadView(self._admission, self._engine.request_load)
         self._engine_app = LateApp()
-        needs_certificate = settings.listen.is_tls and settings.listen.ssl_cert_reqs
-        self._identity = tls.own_identity(directory) if needs_certificate else None
+        self._own_path = directory / OWN_SOCKET
         self._server: uvicorn.Server | None = None
 
     async def run(self, is_asked_to_stop: Callable[[], bool] = lambda: False) -> None:
@@ -136,19 +136,16 @@ class Application:
                     self._settings.uvicorn_listen,
                     limits=self._settings.limits,
                     refusals=self._counters.refusals,
-                    is_probe=self._admission.is_probe,
+                    own_path=self._own_path,
                     on_refused=self._http_counts.count_refused,
                 ) as self._server,
-                tls.certificates_refreshed(
-                    self._server.config, self._settings.listen, self._identity
-                ),
+                tls.certificates_refreshed(self._server.config, self._settings.listen),
                 self._page.running(),
                 self._engine.kept(),
                 self._loop_lag.measured(),
                 self._memory.running(),
                 tree.resource_tracker_kept(),
             ):
-                tls.accept_identity(self._server.config.ssl, self._identity)
                 quieten_access_log(
                     ALWAYS_ANSWERED.union(self._settings.listen.unlogged_paths),
                     is_probing=lambda: self._state() is State.PROBING,
@@ -264,7 +261,8 @@ class Application:
 
     def _client(self) -> httpx.AsyncClient:
         headers = {PROBE_HEADER: self._probe_token}
-        return own_client(self._sock, self._settings.listen, headers, self._identity)
+        root_path = self._settings.listen.root_path
+        return own_client(self._own_path, headers, root_path=root_path)
 
     def _layers(self) -> ASGIApp:
         """Build the layers that a request passes, from the inside out."""

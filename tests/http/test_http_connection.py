@@ -27,7 +27,7 @@ from holdfast.errors import UsageError
 from holdfast.listener import bounded_connection, connection_table
 from holdfast.listener.connection_table import SPARE_CONNECTIONS
 from holdfast.settings import LimitSettings
-from listening import DEADLINE_SECONDS, PROBE_HEADER, Answer, Listening, Wire, until_set
+from listening import DEADLINE_SECONDS, Answer, Listening, Wire, until_set
 
 
 def chunk(content: bytes) -> bytes:
@@ -564,26 +564,6 @@ def test_a_connection_that_says_nothing_makes_room() -> None:
             return status, server.refused
 
     assert run_scene(scene, FEW) == (200, {"idle_connection": 1})
-
-
-@pytest.mark.parametrize(("secret", "status"), [(b"of our client", 200), (b"guessed", 503)])
-def test_our_own_client_is_served_when_all_are_at_work(secret: bytes, status: int) -> None:
-    """An engine that replaces another is proven while clients wait on every connection."""
-    app = App()
-
-    async def scene(server: Listening) -> int:
-        async with server.wire() as one, server.wire() as two:
-            await _busy(app, one)
-            await _busy(app, two)
-            async with server.wire() as three:
-                name, _ = PROBE_HEADER
-                await three.send(GET, name, b": ", secret, b"\r\n\r\n")
-                answer = await three.answer()
-            app.released.set()
-            assert [(await wire.answer()).body for wire in (one, two)] == [b"held", b"held"]
-            return answer.status
-
-    assert run_scene(scene, FEW, app) == status
 
 
 def test_a_slow_connection_makes_room() -> None:

@@ -8,9 +8,10 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
 
 from counter_values import counter_values
 from holdfast.listener import server as listener
@@ -19,7 +20,6 @@ from holdfast.telemetry.counters import Refusals
 
 DEADLINE_SECONDS = 60
 LOCAL = ListenSettings(host="127.0.0.1", port=0, uvicorn_log_level="critical")
-PROBE_HEADER = (b"x-probe", b"of our client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +118,16 @@ async def listening(
     limits: LimitSettings,
     refusals: Refusals | None = None,
     settings: ListenSettings = LOCAL,
+    own_path: Path | None = None,
 ) -> AsyncIterator[Listening]:
     """While entered, `app` is served behind our own connections."""
     refusals = refusals or Refusals()
     with listener.bound_socket(settings) as sock:
         port = 0 if settings.uds else _port(sock)
         async with listener.listening(
-            app, sock, settings, limits=limits, refusals=refusals, is_probe=_is_probe
+            app, sock, settings, limits=limits, refusals=refusals, own_path=own_path
         ) as server:
             yield Listening(port, refusals, server)
-
-
-def _is_probe(scope: Scope) -> bool:
-    return PROBE_HEADER in scope["headers"]
 
 
 def _port(sock: socket.socket) -> int:

@@ -1,4 +1,4 @@
-"""Accepts connections from the listening socket, and closes those for which there is no slot."""
+"""Accepts connections from a listening socket, and closes those for which there is no slot."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Acceptor:
             self._admit(sock)
 
     def _admit(self, sock: socket.socket) -> None:
-        slot = self._table.take_slot()
+        slot = self._take_slot()
         if slot is None:
             self._table.refusals.count("too_many_connections")
             sock.close()
@@ -99,6 +99,9 @@ class Acceptor:
         task.add_done_callback(self._arrivals.discard)
         if self._context() is not None:
             slot.allow_eviction(partial(self._drop, task))
+
+    def _take_slot(self) -> ConnectionSlot | None:
+        return self._table.take_slot()
 
     async def _arrive(self, sock: socket.socket, slot: ConnectionSlot) -> None:
         connect = partial(self._loop.connect_accepted_socket, partial(self._protocol, slot), sock)
@@ -146,6 +149,13 @@ class Acceptor:
     def _resume(self) -> None:
         self._pause = None
         self._loop.add_reader(self._sock.fileno(), self._accept)
+
+
+class OwnAcceptor(Acceptor):
+    """Accepts the connections of this process, which take no slot from clients."""
+
+    def _take_slot(self) -> ConnectionSlot | None:
+        return self._table.take_own_slot()
 
 
 def _prepare(sock: socket.socket) -> None:

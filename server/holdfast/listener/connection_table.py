@@ -8,8 +8,6 @@ import resource
 from collections import OrderedDict
 from collections.abc import Callable
 
-from starlette.types import Scope
-
 from holdfast.errors import UsageError
 from holdfast.settings import LimitSettings
 from holdfast.telemetry.counters import Refusals
@@ -19,9 +17,8 @@ RESERVED_FILES = 1024
 """Files reserved for everything except clients: libraries, models, sockets to the engine, pipes to
 children, and the spare connections for health checks."""
 SPARE_CONNECTIONS = 64
-"""Connections over the limit, for health checks and the probe only: an orchestrator that gets
-no answer would restart the server just when it is busiest, and an engine that replaces another is
-proven while all clients wait. Further connections are closed without an answer."""
+"""Connections over the limit, for health checks only: an orchestrator that gets no answer would
+restart the server just when it is busiest. Further connections are closed without an answer."""
 LINGER_SECONDS = 1.0
 """The silence between the last answer and the close. A client that is still sending at the close
 loses the answer, and most clients read it only after they have sent everything."""
@@ -93,18 +90,14 @@ class ConnectionTable:
         refusals: Refusals,
         always_answered: frozenset[str],
         *,
-        is_probe: Callable[[Scope], bool] = lambda _scope: False,
         on_refused: OnRefused = lambda _method, _url, _status: None,
     ) -> None:
         """Raise the limit of open files for the connections.
-
-        What `is_probe` recognises, which nobody else can send, may use a spare connection.
 
         Raises:
             UsageError: this process may not open that many files.
         """
         self.limits = limits
-        self.is_probe = is_probe
         self.refusals = refusals
         self.on_refused = on_refused
         self.always_answered = frozenset(
@@ -128,10 +121,18 @@ class ConnectionTable:
             ConnectionSlots(self.max_connections),
             ConnectionSlots(spare_limit(SPARE_CONNECTIONS), are_spare=True),
         )
+        self._own = ConnectionSlots(math.inf)
 
     def take_slot(self) -> ConnectionSlot | None:
         """Return a slot for a new connection, evicting another if needed; None if there is none."""
         return next((slot for pool in self._pools if (slot := pool.take_slot())), None)
+
+    def take_own_slot(self) -> ConnectionSlot | None:
+        """Return a slot for a connection of this process, which is never evicted.
+
+        An engine that replaces another is proven while all clients wait.
+        """
+        return self._own.take_slot()
 
     def evict_up_to(self, count: int) -> int:
         """Evict up to `count` connections without a running request; return their number."""
@@ -178,9 +179,9 @@ class ConnectionSlot:
 
 
 class ConnectionSlots:
-    """A fixed number of slots, either for connections up to the limit or for those over it."""
+    """A number of slots: for connections up to the limit, for those over it, or for our own."""
 
-    def __init__(self, slots: int, *, are_spare: bool = False) -> None:
+    def __init__(self, slots: float, *, are_spare: bool = False) -> None:
         self._limit = slots
         self.are_spare = are_spare
         self.taken = 0

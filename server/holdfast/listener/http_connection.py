@@ -134,7 +134,7 @@ class HttpConnection(BoundedConnection):
         for name, value in self.headers:
             if name == b"content-length" and int(value) > limits.max_body_bytes:
                 raise errors.body_too_large(limits.max_body_bytes)
-        if self._slot.is_spare and (is_socket or not self._may_use_a_spare_connection()):
+        if self._slot.is_spare and (is_socket or not self._asks_for_health()):
             raise errors.too_many_connections(self._table.max_connections)
         super().on_headers_complete()
         if not is_socket:
@@ -195,9 +195,6 @@ class HttpConnection(BoundedConnection):
         self.ws_protocol_class = partial(WebSocketConnection, table=self._table, slot=self._slot)  # type: ignore[assignment]  # it is only called
         self.handle_websocket_upgrade()
         self.parser = None  # type: ignore[assignment]  # as uvicorn does it when a connection ends
-
-    def _may_use_a_spare_connection(self) -> bool:
-        return self._asks_for_health() or self._table.is_probe(self.scope)  # type: ignore[arg-type]  # uvicorn types it by its keys
 
     def _asks_for_health(self) -> bool:
         path = self.url.partition(b"?")[0].rstrip(b"/")

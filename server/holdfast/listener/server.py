@@ -1,4 +1,4 @@
-"""The socket that clients and the probe connect to, open before anything else is ready."""
+"""The socket for clients, open before anything else is ready, and one for the probe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 import socket
-import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -16,10 +15,9 @@ from typing import Any
 
 import httpx
 import uvicorn
-from starlette.types import Scope
 
 from holdfast.errors import AddressInUseError, UsageError, reason_of
-from holdfast.listener.acceptor import Acceptor
+from holdfast.listener.acceptor import Acceptor, OwnAcceptor
 from holdfast.listener.connection_table import ConnectionSlot, ConnectionTable, OnRefused
 from holdfast.listener.http_connection import HttpConnection
 from holdfast.listener.unix_socket import bound_unix_socket
@@ -84,36 +82,37 @@ async def listening(  # noqa: PLR0913 - where to listen, what to serve, where to
     *,
     limits: LimitSettings,
     refusals: Refusals,
-    is_probe: Callable[[Scope], bool] = lambda _scope: False,
+    own_path: Path | None = None,
     on_refused: OnRefused = lambda _method, _url, _status: None,
 ) -> AsyncIterator[uvicorn.Server]:
     """Serve `app` on `sock` while entered. The supervisor handles signals, not uvicorn.
 
     `limits` bounds each connection, and each refusal is counted. `on_refused` also receives a
-    refused request if it was complete enough to have a route. A request that `is_probe` recognises
-    is served even when all connections are in use.
+    refused request if it was complete enough to have a route. `own_path` is the Unix socket of
+    `own_client`, in a directory that only this user may enter.
 
     Raises:
-        UsageError: a TLS file is missing or invalid, or this process may not open enough files.
+        UsageError: a TLS file is missing or invalid, this process may not open enough files, or
+            `own_path` cannot be bound.
     """
     strip_queries()
-    table = ConnectionTable(
-        limits, refusals, ALWAYS_ANSWERED, is_probe=is_probe, on_refused=on_refused
-    )
-    server = _Server(_config(app, settings, limits, partial(HttpConnection, table=table)), table)
-    task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")
-    try:
-        await _until_started(server, task)
-        logger.info("listening on %s", address(sock, settings))
-        yield server
-    finally:
-        server.should_exit = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_DEADLINE_SECONDS):
-                await asyncio.shield(task)
-        server.force_exit = True
-        task.cancel()
-        await asyncio.wait({task}, timeout=STOP_DEADLINE_SECONDS)
+    table = ConnectionTable(limits, refusals, ALWAYS_ANSWERED, on_refused=on_refused)
+    config = _config(app, settings, limits, partial(HttpConnection, table=table))
+    with _own_socket(own_path) as own:
+        server = _Server(config, table, own)
+        task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")
+        try:
+            await _until_started(server, task)
+            logger.info("listening on %s", address(sock, settings))
+            yield server
+        finally:
+            server.should_exit = True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_DEADLINE_SECONDS):
+                    await asyncio.shield(task)
+            server.force_exit = True
+            task.cancel()
+            await asyncio.wait({task}, timeout=STOP_DEADLINE_SECONDS)
 
 
 def check_tls(settings: ListenSettings) -> None:
@@ -133,25 +132,21 @@ def address(sock: socket.socket, settings: ListenSettings) -> str:
 
 
 def own_client(
-    sock: socket.socket,
-    settings: ListenSettings,
-    headers: dict[str, str],
-    identity: Path | None = None,
+    own_path: Path, headers: dict[str, str], *, root_path: str = ""
 ) -> httpx.AsyncClient:
-    """Return a client of our own listener, over TCP, a Unix socket or TLS.
+    """Return a client of our own listener, which answers it whatever other clients do.
 
-    It does not verify the certificate, which names the public host: the peer is this process.
-    `identity` contains the certificate that the client presents, and its key. No connection is
-    used twice: the listener might close it at the moment of the next request.
+    They can occupy every connection of the public address, fill its queue, or evict a connection
+    that has not sent anything yet; the own socket has none of theirs. No connection is used twice:
+    the listener might close it at the moment of the next request.
     """
     transport = httpx.AsyncHTTPTransport(
-        uds=settings.uds,
-        verify=_unverified(identity),
+        uds=str(own_path),
+        verify=False,  # loads no authorities, since the socket has no TLS
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     )
-    host = "localhost" if settings.uds else _reachable(sock)
     return httpx.AsyncClient(
-        base_url=f"{_scheme(settings)}://{host}{settings.root_path}",
+        base_url=f"http://localhost{root_path}",
         transport=transport,
         headers=headers,
         timeout=None,  # noqa: S113 - the probe has one deadline over everything
@@ -162,16 +157,19 @@ def own_client(
 class _Server(uvicorn.Server):
     """uvicorn's server with our acceptor. It leaves signals to the supervisor, which drains."""
 
-    def __init__(self, config: uvicorn.Config, table: ConnectionTable) -> None:
+    def __init__(
+        self, config: uvicorn.Config, table: ConnectionTable, own: socket.socket | None
+    ) -> None:
         super().__init__(config)
         self._table = table
+        self._own = own
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, except that our acceptor serves the sockets."""
+        """Start as uvicorn does, except that our acceptors serve the sockets."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             raise RuntimeError("the application did not start")
@@ -180,6 +178,9 @@ class _Server(uvicorn.Server):
             Acceptor(sock, self._table, self._protocol, lambda: config.ssl, config.backlog)
             for sock in sockets or ()
         ]
+        if self._own is not None:
+            own = OwnAcceptor(self._own, self._table, self._protocol, lambda: None, config.backlog)
+            self.servers.append(own)
         self.started = True
 
     def _protocol(self, slot: ConnectionSlot) -> asyncio.Protocol:
@@ -260,6 +261,25 @@ def _bind_tcp(settings: ListenSettings) -> socket.socket:
     return sock
 
 
+@contextmanager
+def _own_socket(path: Path | None) -> Iterator[socket.socket | None]:
+    if path is None:
+        yield None
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            sock.bind(str(path))
+        except OSError as error:
+            raise UsageError(
+                f"cannot create a socket in the directory for temporary files: {reason_of(error)}.",
+                remedy="make room there, or name another directory in TMPDIR.",
+            ) from error
+        try:
+            yield sock
+        finally:
+            path.unlink(missing_ok=True)
+
+
 def _scheme(settings: ListenSettings) -> str:
     return "https" if settings.is_tls else "http"
 
@@ -268,12 +288,3 @@ def _reachable(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
     host = connectable(host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _unverified(identity: Path | None) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    if identity is not None:
-        context.load_cert_chain(identity)
-    return context

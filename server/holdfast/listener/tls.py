@@ -1,4 +1,4 @@
-"""Certificates: the server's, which may be renewed while it runs, and that of its own client."""
+"""The certificate of the server, which may be renewed while it runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 import uvicorn
@@ -20,20 +20,19 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 _NO_PASSWORD = ""
 """Without it, OpenSSL would ask the terminal for the password of an encrypted key and block."""
-_LIFE = timedelta(days=3650)
 
 Stamp = tuple[tuple[int, int, int], ...]
 
 
 @asynccontextmanager
 async def certificates_refreshed(
-    config: uvicorn.Config, settings: ListenSettings, identity: Path | None = None
+    config: uvicorn.Config, settings: ListenSettings
 ) -> AsyncIterator[None]:
     """Use replaced files for the next handshake while entered, if `--enable-ssl-refresh` is set.
 
     A new context replaces the last one in `config`, since a context never forgets its client
     authorities, nor the sessions of clients that it would not ask for their certificates again.
-    Existing connections are not affected; `identity` stays accepted.
+    Existing connections are not affected.
 
     The files are polled, not watched: a watch follows a file, which a renewal replaces, or a link
     to it, which Kubernetes replaces. Files that do not match are ignored with an error.
@@ -41,56 +40,12 @@ async def certificates_refreshed(
     if config.ssl is None or not settings.is_tls_refreshed:
         yield
         return
-    task = asyncio.create_task(_follow(config, settings, identity), name="certificates")
+    task = asyncio.create_task(_follow(config, settings), name="certificates")
     try:
         yield
     finally:
         task.cancel()
         await asyncio.wait({task})
-
-
-def own_identity(directory: Path) -> Path:
-    """Write a new certificate and its key for our own client, where clients need one.
-
-    The server's certificate would not do: clients may have other authorities than the server, and
-    many certificates are valid for servers only.
-    """
-    certificate, key = self_signed("holdfast probe")
-    path = directory / "probe.pem"
-    path.touch(mode=0o600)
-    path.write_bytes(key + certificate)
-    return path
-
-
-def self_signed(common_name: str, life: timedelta = _LIFE) -> tuple[bytes, bytes]:
-    """Return a new certificate that no authority signed, and its key, as PEM.
-
-    The certificate is valid for `life`, by default ten years, and has been for a day, since clocks
-    differ. The key is not encrypted.
-    """
-    from cryptography import x509  # noqa: PLC0415 - only where clients need certificates
-    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 - as above
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - as above
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + life)
-        .sign(key, hashes.SHA256())
-    )
-    secret = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    return certificate.public_bytes(serialization.Encoding.PEM), secret
 
 
 def end_of_certificate(path: Path) -> datetime:
@@ -100,13 +55,7 @@ def end_of_certificate(path: Path) -> datetime:
     return x509.load_pem_x509_certificates(path.read_bytes())[0].not_valid_after_utc
 
 
-def accept_identity(context: ssl.SSLContext | None, identity: Path | None) -> None:
-    """Accept `identity` as a client certificate in handshakes from now on."""
-    if context is not None and identity is not None:
-        context.load_verify_locations(identity)
-
-
-async def _follow(config: uvicorn.Config, settings: ListenSettings, identity: Path | None) -> None:
+async def _follow(config: uvicorn.Config, settings: ListenSettings) -> None:
     loaded = _stamp(settings)
     while True:
         await asyncio.sleep(POLL_SECONDS)
@@ -116,7 +65,6 @@ async def _follow(config: uvicorn.Config, settings: ListenSettings, identity: Pa
         loaded = found
         try:
             renewed = _context(settings)
-            accept_identity(renewed, identity)
         except OSError as error:  # ssl.SSLError is one
             logger.error("kept the old certificate, because the renewed one is invalid: %s", error)  # noqa: TRY400 - the line says it all
         else:

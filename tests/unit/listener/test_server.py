@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, MutableMapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from holdfast.errors import AddressInUseError, UsageError
 from holdfast.listener import server
-from holdfast.listener.server import bound_socket, listening, own_client
+from holdfast.listener.server import address, bound_socket, listening, own_client
 from holdfast.settings import LimitSettings, ListenSettings
 from holdfast.telemetry.counters import Refusals
+from listening import DEADLINE_SECONDS, until_set
+from listening import listening as listening_to
 from self_signed import certificate
 
 LOCAL = ListenSettings(host="127.0.0.1", port=0, uvicorn_log_level="critical")
@@ -29,7 +33,7 @@ def has_ipv6() -> bool:
     return True
 
 
-async def hello(scope: dict[str, Any], receive: Any, send: Any) -> None:
+async def hello(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
     """An application that tells the scheme it was reached by."""
     if scope["type"] == "lifespan":
         await receive()
@@ -57,53 +61,37 @@ def served(
 
 
 def asked(settings: ListenSettings) -> tuple[int, str]:
-    """The answer that our own client gets."""
+    """The answer that a client gets at the address that is logged."""
 
     async def ask(sock: socket.socket) -> tuple[int, str]:
-        async with own_client(sock, settings, {}) as client:
-            response = await client.get("/")
+        url = "http://localhost" if settings.uds else address(sock, settings)
+        transport = httpx.AsyncHTTPTransport(uds=settings.uds, verify=False)
+        async with httpx.AsyncClient(transport=transport) as client:
+            response = await client.get(url)
             return response.status_code, response.text
 
     answer: tuple[int, str] = served(settings, ask)
     return answer
 
 
-def test_our_client_reaches_a_tcp_port() -> None:
+def test_a_client_reaches_a_tcp_port() -> None:
     """With `--port 0` the kernel chooses it."""
     assert asked(LOCAL) == (200, "http")
 
 
-def test_our_client_uses_no_connection_twice() -> None:
-    """The listener might close it at the moment of the next request."""
-    seen = set[object]()
-
-    async def look(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            seen.add(tuple(scope["client"]))
-        await hello(scope, receive, send)
-
-    async def ask(sock: socket.socket) -> None:
-        async with own_client(sock, LOCAL, {}) as client:
-            for _ in range(3):
-                assert (await client.get("/")).status_code == 200
-
-    served(LOCAL, ask, look)
-    assert len(seen) == 3
-
-
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 @pytest.mark.parametrize("host", ["::1", "::"])
-def test_our_client_reaches_an_ipv6_address(host: str) -> None:
+def test_a_client_reaches_an_ipv6_address(host: str) -> None:
     """Also where it listens on all of them."""
     assert asked(ListenSettings(host=host, port=0, uvicorn_log_level="critical")) == (200, "http")
 
 
-def test_our_client_reaches_every_address() -> None:
+def test_a_client_reaches_every_address() -> None:
     """Without `--host` it listens everywhere, and is reached by the loopback."""
     assert asked(ListenSettings(port=0, uvicorn_log_level="critical")) == (200, "http")
 
 
-def test_our_client_reaches_a_unix_socket(tmp_path: Path) -> None:
+def test_a_client_reaches_a_unix_socket(tmp_path: Path) -> None:
     """And nothing of it is left."""
     path = tmp_path / "s"
     assert asked(ListenSettings(uds=str(path), uvicorn_log_level="critical")) == (200, "http")
@@ -111,7 +99,7 @@ def test_our_client_reaches_a_unix_socket(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("holds_key", [False, True])
-def test_our_client_reaches_a_tls_port(tmp_path: Path, holds_key: bool) -> None:
+def test_a_client_reaches_a_tls_port(tmp_path: Path, holds_key: bool) -> None:
     """Whatever host the certificate names; the key may be in the same file."""
     cert, key = certificate(tmp_path, holds_key=holds_key)
     settings = ListenSettings(
@@ -228,7 +216,7 @@ def test_a_request_that_is_cut_at_the_end_is_no_error(
     settings = ListenSettings(host="127.0.0.1", port=0, uvicorn_log_level="error")
     entered = asyncio.Event()
 
-    async def endless(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def endless(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await hello(scope, receive, send)
             return
@@ -261,3 +249,97 @@ def test_the_socket_file_is_gone_after_a_failure(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert not path.exists()
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_our_own_client_needs_neither_the_address_nor_tls(tmp_path: Path, is_tls: bool) -> None:
+    """Its socket is for this user only, and nothing of it is left."""
+    cert, key = certificate(tmp_path)
+    settings = replace(LOCAL, ssl_certfile=cert, ssl_keyfile=key) if is_tls else LOCAL
+    own_path = tmp_path / "own"
+
+    async def ask() -> str:
+        async with (
+            listening_to(hello, LimitSettings(), settings=settings, own_path=own_path),
+            own_client(own_path, {}) as client,
+        ):
+            return (await client.get("/")).text
+
+    assert asyncio.run(ask()) == "http"
+    assert not own_path.exists()
+
+
+def test_our_own_client_uses_no_connection_twice(tmp_path: Path) -> None:
+    """The listener might close it at the moment of the next request."""
+
+    async def ask() -> int:
+        async with (
+            listening_to(hello, LimitSettings(), own_path=tmp_path / "own") as server,
+            own_client(tmp_path / "own", {}) as client,
+        ):
+            for _ in range(3):
+                assert (await client.get("/")).status_code == 200
+                await server.until_connections(0)
+            return server.connections
+
+    assert asyncio.run(ask()) == 0
+
+
+def test_our_own_client_is_answered_while_every_connection_is_busy(tmp_path: Path) -> None:
+    """An engine that replaces another is proven while clients wait on every connection."""
+    entered, released = asyncio.Event(), asyncio.Event()
+
+    async def held(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] == "/held":
+            entered.set()
+            await until_set(released)
+        await hello(scope, receive, send)
+
+    async def ask() -> int:
+        limits = LimitSettings(max_connections=1)
+        async with (
+            listening_to(held, limits, own_path=tmp_path / "own") as server,
+            server.wire() as busy,
+            own_client(tmp_path / "own", {}) as client,
+        ):
+            await busy.send(b"GET /held HTTP/1.1\r\nhost: h\r\n\r\n")
+            await until_set(entered)
+            status = (await client.get("/")).status_code
+            released.set()
+            assert (await busy.answer()).status == 200
+            return status
+
+    assert asyncio.run(ask()) == 200
+
+
+def test_no_client_evicts_a_connection_of_our_own_client(tmp_path: Path) -> None:
+    """Also before it has sent anything, when the connections of clients make room for others."""
+    own_path = tmp_path / "own"
+
+    async def ask() -> bytes:
+        limits = LimitSettings(max_connections=1)
+        async with listening_to(hello, limits, own_path=own_path) as server:
+            reader, writer = await asyncio.open_unix_connection(own_path)
+            await server.until_connections(1)
+            async with server.wire() as evicted, server.wire() as client:
+                assert await evicted.rest() == b""
+                await client.send(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+                assert (await client.answer()).status == 200
+            writer.write(b"GET / HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n")
+            answer = await asyncio.wait_for(reader.read(), DEADLINE_SECONDS)
+            writer.close()
+            return answer
+
+    assert asyncio.run(ask()).startswith(b"HTTP/1.1 200")
+
+
+def test_an_own_socket_that_cannot_be_bound_is_bad_usage(tmp_path: Path) -> None:
+    """With the remedy, and nothing of the start is left."""
+
+    async def start() -> None:
+        async with listening_to(hello, LimitSettings(), own_path=tmp_path / "none" / "own"):
+            pass
+
+    with pytest.raises(UsageError, match="cannot create a socket in the directory") as caught:
+        asyncio.run(start())
+    assert "TMPDIR" in caught.value.remedy
