@@ -42,7 +42,8 @@ from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.listener import tls
 from holdfast.listener.connection_table import connection_limit
-from holdfast.listener.server import ALWAYS_ANSWERED, listening, own_client
+from holdfast.listener.own_socket import own_client
+from holdfast.listener.server import ALWAYS_ANSWERED, listening
 from holdfast.nodes.listener import NodePort
 from holdfast.probe import ProbeJournals, Prober, ProbeTimeouts
 from holdfast.processes import signals, tree
@@ -63,7 +64,6 @@ from holdfast.versions import vllm_version
 from holdfast.workspace import learned_store
 
 IDLE_POLL_SECONDS = 0.1
-OWN_SOCKET = "own.sock"
 
 
 class Application:
@@ -76,6 +76,7 @@ class Application:
         sock: socket.socket,
         directory: Path,
         *,
+        own: socket.socket,
         usage: KeyUsage,
         native_variables: NativeVariables,
         end_now: signals.Handler,
@@ -88,7 +89,7 @@ class Application:
         self._baseline = baseline
         self._counters = Counters()
         self._end_now = end_now
-        self._sock = sock
+        self._sock, self._own = sock, own
         learned = learned_store.learned_directory(settings.workspace)
         self._page = StatusPage(
             settings.page,
@@ -122,7 +123,6 @@ class Application:
         self._admission = self._new_admission()
         self._load = LoadView(self._admission, self._engine.request_load)
         self._engine_app = LateApp()
-        self._own_path = directory / OWN_SOCKET
         self._server: uvicorn.Server | None = None
 
     async def run(self, is_asked_to_stop: Callable[[], bool] = lambda: False) -> None:
@@ -136,7 +136,7 @@ class Application:
                     self._settings.uvicorn_listen,
                     limits=self._settings.limits,
                     refusals=self._counters.refusals,
-                    own_path=self._own_path,
+                    own=self._own,
                     on_refused=self._http_counts.count_refused,
                 ) as self._server,
                 tls.certificates_refreshed(self._server.config, self._settings.listen),
@@ -262,7 +262,7 @@ class Application:
     def _client(self) -> httpx.AsyncClient:
         headers = {PROBE_HEADER: self._probe_token}
         root_path = self._settings.listen.root_path
-        return own_client(self._own_path, headers, root_path=root_path)
+        return own_client(self._own, headers, root_path=root_path)
 
     def _layers(self) -> ASGIApp:
         """Build the layers that a request passes, from the inside out."""

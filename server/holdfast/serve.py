@@ -15,6 +15,7 @@ from holdfast.api.usage_files import usage_kept
 from holdfast.application import Application
 from holdfast.engine.baseline import baseline_watch
 from holdfast.errors import ExitCode
+from holdfast.listener.own_socket import own_socket
 from holdfast.listener.server import bound_socket
 from holdfast.nodes import addresses
 from holdfast.nodes.credentials import head_credentials
@@ -59,6 +60,7 @@ def serve(settings: Settings) -> ExitCode:
     with (
         signals.deferred() as has_come,
         bound_socket(settings.listen) as sock,
+        own_socket() as own,
         usage_kept(usage, settings.keys.usage_directory),
         _node_port(settings) as node_port,
         runtime_directory() as directory,
@@ -71,6 +73,7 @@ def serve(settings: Settings) -> ExitCode:
             keys,
             sock,
             directory,
+            own=own,
             usage=usage,
             native_variables=native_variables,
             end_now=end_now,

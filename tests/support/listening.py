@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -118,14 +117,14 @@ async def listening(
     limits: LimitSettings,
     refusals: Refusals | None = None,
     settings: ListenSettings = LOCAL,
-    own_path: Path | None = None,
+    own: socket.socket | None = None,
 ) -> AsyncIterator[Listening]:
     """While entered, `app` is served behind our own connections."""
     refusals = refusals or Refusals()
     with listener.bound_socket(settings) as sock:
         port = 0 if settings.uds else _port(sock)
         async with listener.listening(
-            app, sock, settings, limits=limits, refusals=refusals, own_path=own_path
+            app, sock, settings, limits=limits, refusals=refusals, own=own
         ) as server:
             yield Listening(port, refusals, server)
 

@@ -22,6 +22,7 @@ from holdfast.cli import parse_serve
 from holdfast.demo.switches import DemoFault, DemoSwitches
 from holdfast.engine.interface import Engine
 from holdfast.labels import StepName
+from holdfast.listener.own_socket import own_socket
 from holdfast.listener.server import bound_socket
 from holdfast.processes import tree
 from holdfast.processes.environment import NativeVariables
@@ -73,6 +74,7 @@ def main(directory: Path) -> None:
     settings = parse_serve(arguments, {})
     with (
         bound_socket(settings.listen) as sock,
+        own_socket() as own,
         tempfile.TemporaryDirectory() as runtime,
         asyncio.Runner() as runner,
         tree.owned(Path(runtime), {}),
@@ -82,6 +84,7 @@ def main(directory: Path) -> None:
             Keys.read((), settings.keys),
             sock,
             Path(runtime),
+            own=own,
             usage=KeyUsage(tuple),
             native_variables=NativeVariables(None, ()),
             end_now=partial(sys.exit, 1),

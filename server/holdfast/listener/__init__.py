@@ -5,7 +5,8 @@ the number of everything that arrives over a connection, since an application se
 request line, the headers, the body as it streams in, and silent connections. A refusal is an OpenAI
 error, counted by reason.
 
-    server                the public socket, open before anything else is ready, and our own
+    server                the socket, open before anything else is ready
+    own_socket            the socket of our own client, which no other process can use
     unix_socket, tls      binds a Unix socket; the certificates
     acceptor              accepts connections, and closes those for which there is no slot
     connection_table      every open connection, and which is evicted if there are too many

@@ -151,13 +151,6 @@ class Acceptor:
         self._loop.add_reader(self._sock.fileno(), self._accept)
 
 
-class OwnAcceptor(Acceptor):
-    """Accepts the connections of this process, which take no slot from clients."""
-
-    def _take_slot(self) -> ConnectionSlot | None:
-        return self._table.take_own_slot()
-
-
 def _prepare(sock: socket.socket) -> None:
     """Send small parts immediately, and detect clients on a machine that is gone.
 

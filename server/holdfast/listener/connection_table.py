@@ -15,7 +15,7 @@ from holdfast.telemetry.counters import Refusals
 DEFAULT_MAX_CONNECTIONS = 16_384
 RESERVED_FILES = 1024
 """Files reserved for everything except clients: libraries, models, sockets to the engine, pipes to
-children, and the spare connections for health checks."""
+children, the probe's connections, and the spare ones for health checks."""
 SPARE_CONNECTIONS = 64
 """Connections over the limit, for health checks only: an orchestrator that gets no answer would
 restart the server just when it is busiest. Further connections are closed without an answer."""

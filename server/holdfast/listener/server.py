@@ -1,4 +1,4 @@
-"""The socket for clients, open before anything else is ready, and one for the probe."""
+"""The socket that clients connect to, open before anything else is ready."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import uvicorn
 
 from holdfast.errors import AddressInUseError, UsageError, reason_of
-from holdfast.listener.acceptor import Acceptor, OwnAcceptor
+from holdfast.listener.acceptor import Acceptor
 from holdfast.listener.connection_table import ConnectionSlot, ConnectionTable, OnRefused
 from holdfast.listener.http_connection import HttpConnection
+from holdfast.listener.own_socket import OwnAcceptor
 from holdfast.listener.unix_socket import bound_unix_socket
 from holdfast.loopback import connectable
 from holdfast.settings import LimitSettings, ListenSettings
@@ -82,37 +82,35 @@ async def listening(  # noqa: PLR0913 - where to listen, what to serve, where to
     *,
     limits: LimitSettings,
     refusals: Refusals,
-    own_path: Path | None = None,
+    own: socket.socket | None = None,
     on_refused: OnRefused = lambda _method, _url, _status: None,
 ) -> AsyncIterator[uvicorn.Server]:
     """Serve `app` on `sock` while entered. The supervisor handles signals, not uvicorn.
 
     `limits` bounds each connection, and each refusal is counted. `on_refused` also receives a
-    refused request if it was complete enough to have a route. `own_path` is the Unix socket of
-    `own_client`, in a directory that only this user may enter.
+    refused request if it was complete enough to have a route. `own` is the socket of
+    `own_client`, over which this process has the same application.
 
     Raises:
-        UsageError: a TLS file is missing or invalid, this process may not open enough files, or
-            `own_path` cannot be bound.
+        UsageError: a TLS file is missing or invalid, or this process may not open enough files.
     """
     strip_queries()
     table = ConnectionTable(limits, refusals, ALWAYS_ANSWERED, on_refused=on_refused)
     config = _config(app, settings, limits, partial(HttpConnection, table=table))
-    with _own_socket(own_path) as own:
-        server = _Server(config, table, own)
-        task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")
-        try:
-            await _until_started(server, task)
-            logger.info("listening on %s", address(sock, settings))
-            yield server
-        finally:
-            server.should_exit = True
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_DEADLINE_SECONDS):
-                    await asyncio.shield(task)
-            server.force_exit = True
-            task.cancel()
-            await asyncio.wait({task}, timeout=STOP_DEADLINE_SECONDS)
+    server = _Server(config, table, own)
+    task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")
+    try:
+        await _until_started(server, task)
+        logger.info("listening on %s", address(sock, settings))
+        yield server
+    finally:
+        server.should_exit = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_DEADLINE_SECONDS):
+                await asyncio.shield(task)
+        server.force_exit = True
+        task.cancel()
+        await asyncio.wait({task}, timeout=STOP_DEADLINE_SECONDS)
 
 
 def check_tls(settings: ListenSettings) -> None:
@@ -129,29 +127,6 @@ def address(sock: socket.socket, settings: ListenSettings) -> str:
     if settings.uds:
         return f"unix:{settings.uds}"
     return f"{_scheme(settings)}://{_reachable(sock)}"
-
-
-def own_client(
-    own_path: Path, headers: dict[str, str], *, root_path: str = ""
-) -> httpx.AsyncClient:
-    """Return a client of our own listener, which answers it whatever other clients do.
-
-    They can occupy every connection of the public address, fill its queue, or evict a connection
-    that has not sent anything yet; the own socket has none of theirs. No connection is used twice:
-    the listener might close it at the moment of the next request.
-    """
-    transport = httpx.AsyncHTTPTransport(
-        uds=str(own_path),
-        verify=False,  # loads no authorities, since the socket has no TLS
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-    )
-    return httpx.AsyncClient(
-        base_url=f"http://localhost{root_path}",
-        transport=transport,
-        headers=headers,
-        timeout=None,  # noqa: S113 - the probe has one deadline over everything
-        trust_env=False,
-    )
 
 
 class _Server(uvicorn.Server):
@@ -259,25 +234,6 @@ def _bind_tcp(settings: ListenSettings) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-@contextmanager
-def _own_socket(path: Path | None) -> Iterator[socket.socket | None]:
-    if path is None:
-        yield None
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        try:
-            sock.bind(str(path))
-        except OSError as error:
-            raise UsageError(
-                f"cannot create a socket in the directory for temporary files: {reason_of(error)}.",
-                remedy="make room there, or name another directory in TMPDIR.",
-            ) from error
-        try:
-            yield sock
-        finally:
-            path.unlink(missing_ok=True)
 
 
 def _scheme(settings: ListenSettings) -> str:

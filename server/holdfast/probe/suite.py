@@ -90,9 +90,9 @@ def available_memory_bytes() -> int:
 class Prober:
     """Proves, through the real API, that one engine generation serves its worst case.
 
-    `client_factory` makes a client with the base URL, the token that passes the gate and the API
-    key. The prober closes it, sets its own deadlines, and needs few connections at a time: many
-    prompts travel in one request.
+    `client_factory` makes a client with the base URL and the token that passes the gate. The prober
+    closes it, sets its own deadlines, and needs few connections at a time: many prompts travel in
+    one request.
     """
 
     def __init__(  # noqa: PLR0913 - the composition root names each collaborator

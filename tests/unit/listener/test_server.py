@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine, MutableMapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ import pytest
 
 from holdfast.errors import AddressInUseError, UsageError
 from holdfast.listener import server
-from holdfast.listener.server import address, bound_socket, listening, own_client
+from holdfast.listener.server import address, bound_socket, listening
 from holdfast.settings import LimitSettings, ListenSettings
 from holdfast.telemetry.counters import Refusals
-from listening import DEADLINE_SECONDS, until_set
-from listening import listening as listening_to
 from self_signed import certificate
 
 LOCAL = ListenSettings(host="127.0.0.1", port=0, uvicorn_log_level="critical")
@@ -249,97 +246,3 @@ def test_the_socket_file_is_gone_after_a_failure(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert not path.exists()
-
-
-@pytest.mark.parametrize("is_tls", [False, True])
-def test_our_own_client_needs_neither_the_address_nor_tls(tmp_path: Path, is_tls: bool) -> None:
-    """Its socket is for this user only, and nothing of it is left."""
-    cert, key = certificate(tmp_path)
-    settings = replace(LOCAL, ssl_certfile=cert, ssl_keyfile=key) if is_tls else LOCAL
-    own_path = tmp_path / "own"
-
-    async def ask() -> str:
-        async with (
-            listening_to(hello, LimitSettings(), settings=settings, own_path=own_path),
-            own_client(own_path, {}) as client,
-        ):
-            return (await client.get("/")).text
-
-    assert asyncio.run(ask()) == "http"
-    assert not own_path.exists()
-
-
-def test_our_own_client_uses_no_connection_twice(tmp_path: Path) -> None:
-    """The listener might close it at the moment of the next request."""
-
-    async def ask() -> int:
-        async with (
-            listening_to(hello, LimitSettings(), own_path=tmp_path / "own") as server,
-            own_client(tmp_path / "own", {}) as client,
-        ):
-            for _ in range(3):
-                assert (await client.get("/")).status_code == 200
-                await server.until_connections(0)
-            return server.connections
-
-    assert asyncio.run(ask()) == 0
-
-
-def test_our_own_client_is_answered_while_every_connection_is_busy(tmp_path: Path) -> None:
-    """An engine that replaces another is proven while clients wait on every connection."""
-    entered, released = asyncio.Event(), asyncio.Event()
-
-    async def held(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"] == "/held":
-            entered.set()
-            await until_set(released)
-        await hello(scope, receive, send)
-
-    async def ask() -> int:
-        limits = LimitSettings(max_connections=1)
-        async with (
-            listening_to(held, limits, own_path=tmp_path / "own") as server,
-            server.wire() as busy,
-            own_client(tmp_path / "own", {}) as client,
-        ):
-            await busy.send(b"GET /held HTTP/1.1\r\nhost: h\r\n\r\n")
-            await until_set(entered)
-            status = (await client.get("/")).status_code
-            released.set()
-            assert (await busy.answer()).status == 200
-            return status
-
-    assert asyncio.run(ask()) == 200
-
-
-def test_no_client_evicts_a_connection_of_our_own_client(tmp_path: Path) -> None:
-    """Also before it has sent anything, when the connections of clients make room for others."""
-    own_path = tmp_path / "own"
-
-    async def ask() -> bytes:
-        limits = LimitSettings(max_connections=1)
-        async with listening_to(hello, limits, own_path=own_path) as server:
-            reader, writer = await asyncio.open_unix_connection(own_path)
-            await server.until_connections(1)
-            async with server.wire() as evicted, server.wire() as client:
-                assert await evicted.rest() == b""
-                await client.send(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
-                assert (await client.answer()).status == 200
-            writer.write(b"GET / HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n")
-            answer = await asyncio.wait_for(reader.read(), DEADLINE_SECONDS)
-            writer.close()
-            return answer
-
-    assert asyncio.run(ask()).startswith(b"HTTP/1.1 200")
-
-
-def test_an_own_socket_that_cannot_be_bound_is_bad_usage(tmp_path: Path) -> None:
-    """With the remedy, and nothing of the start is left."""
-
-    async def start() -> None:
-        async with listening_to(hello, LimitSettings(), own_path=tmp_path / "none" / "own"):
-            pass
-
-    with pytest.raises(UsageError, match="cannot create a socket in the directory") as caught:
-        asyncio.run(start())
-    assert "TMPDIR" in caught.value.remedy
