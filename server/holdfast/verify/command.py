@@ -240,6 +240,8 @@ async def _run(
         is_interrupted=is_interrupted,
         checks=results,
         after=after,
+        has_key=bool(keys[0]),
+        has_admin_key=bool(keys[1]),
     )
     measured: Baseline | None = context.measured.get(recording.measured)
     return redacted(report, target.secrets), redacted(measured, target.secrets)

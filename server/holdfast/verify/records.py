@@ -239,6 +239,10 @@ class Report:
     checks: tuple[CheckResult, ...]
     after: HoldfastFacts | None = None
     """What Holdfast said after the last check."""
+    has_key: bool = False
+    """Whether the run used a key, which `$KEY` stands for in a command that repeats a request."""
+    has_admin_key: bool = False
+    """The same of an admin key, `$ADMIN_KEY`, which only paths below `/admin/` get."""
     schema: str = field(default=SCHEMA)
 
     def count(self, status: CheckStatus) -> int:

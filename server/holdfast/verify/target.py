@@ -31,7 +31,8 @@ _MAX_CONNECTIONS = 256
 _MAX_IDLE_CONNECTIONS = 0
 """No connection is used twice: a server closes an idle one after some seconds, and a request that
 is on its way then gets no answer. On a busy machine a client may notice only after it has asked."""
-_ADMIN = "/admin/"
+ADMIN = "/admin/"
+"""How the paths begin that get the admin key."""
 _PLAIN = "identity"
 """The only encoding whose bytes can be counted before they fill the memory."""
 _THOUGHTS = ("reasoning", "reasoning_content")
@@ -216,7 +217,7 @@ class Target:
         self, request: Request, deadline_seconds: float
     ) -> AsyncIterator[httpx.Response]:
         content = _content(request)
-        is_admin = request.path.startswith(_ADMIN)
+        is_admin = request.path.startswith(ADMIN)
         built = self._client.build_request(
             request.method,
             request.path,

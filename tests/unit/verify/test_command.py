@@ -288,6 +288,8 @@ def test_no_key_is_written(tmp_path: Path) -> None:
     assert done.code == 7
     written = [done.output, *(one.read_text() for one in done.directory.iterdir())]
     assert all("xyzzy" not in text for text in written)
+    assert (done.report["has_key"], done.report["has_admin_key"]) == (True, False)
+    assert '-H "Authorization: Bearer $KEY"' in (done.directory / "report.md").read_text()
     assert "[hidden]" in done.output
 
 

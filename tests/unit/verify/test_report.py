@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import math
 import re
+import shutil
+import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +20,7 @@ from xml.etree import ElementTree as ET
 import jsonschema
 import pytest
 
+from asgi_server import serving
 from holdfast.configuration_record import Configuration, ModelFile
 from holdfast.errors import HoldfastError
 from holdfast.verify.records import (
@@ -50,6 +56,7 @@ from holdfast.verify.report import (
     write,
 )
 from holdfast.verify.report.markup import html
+from openai_double import OpenAIDouble
 from verified import REPORT_SCHEMA, require_report
 
 HOSTILE = "</style><script>alert(1)</script> | \x1b[31m \ud800 & ]]>"
@@ -143,6 +150,27 @@ REPORT = Report(
 
 OTHER = replace(REPORT.server, holdfast=None, configuration=None)
 """A server that is not Holdfast."""
+KEY, ADMIN_KEY = "sk-the-$HOME-key", "sk-the-admin-key"
+REPEATING = ("report.md", "report.html", "junit.xml")
+"""The forms that have commands."""
+
+
+def commands_of(name: str, report: Report) -> list[str]:
+    """The commands in a form, as a reader copies them."""
+    return re.findall(r"curl -sS [^\n<]*", unescape(FORMS[name](report)))
+
+
+def shown_by_shell(line: str, key: str) -> str:
+    """What a line prints in a shell that knows the keys."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", line],
+        env={"KEY": key, "ADMIN_KEY": ADMIN_KEY, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout
 
 
 def written(report: Report) -> dict[str, Any]:
@@ -353,6 +381,51 @@ def test_a_file_that_nobody_may_change_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     modes = {one.lstat().st_mode for one in tmp_path.iterdir()}
     assert modes == {(tmp_path / "other").stat().st_mode}
+
+
+@pytest.mark.parametrize("name", REPEATING)
+def test_a_shell_puts_the_key_into_the_command(name: str) -> None:
+    """As it is in the variable, however it looks to a shell."""
+    commands = commands_of(name, replace(REPORT, has_key=True))
+    assert len(commands) == len(CHECKS[1].requests)
+    for command in commands:
+        words = shown_by_shell(f"printf '%s\\n' {command}", KEY).splitlines()
+        assert words[words.index(f"Authorization: Bearer {KEY}") - 1] == "-H"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("name", REPEATING)
+def test_the_command_is_let_in_by_a_server_that_wants_a_key(name: str) -> None:
+    """With the right key in the variable, and not with another one."""
+
+    async def statuses(key: str) -> Sequence[str]:
+        async with serving(OpenAIDouble(api_key=KEY)) as client:
+            server = replace(REPORT.server, url=str(client.base_url))
+            commands = commands_of(name, replace(REPORT, has_key=True, server=server))
+            lines = [f"{one} -o /dev/null -w '%{{http_code}}'" for one in commands]
+            return [await asyncio.to_thread(shown_by_shell, one, key) for one in lines]
+
+    assert asyncio.run(statuses(KEY))[1] == "200"
+    assert "401" not in asyncio.run(statuses(KEY))
+    assert asyncio.run(statuses("another"))[1] == "401"
+
+
+def test_a_command_has_the_key_that_its_path_takes() -> None:
+    """The admin key below `/admin/`, as in the run; none if the run used none."""
+    report = replace(REPORT, has_key=True, has_admin_key=True)
+    restart, chat = Request("POST", "/admin/restart", {}), Request("POST", "/v1/chat/completions")
+    assert '-H "Authorization: Bearer $ADMIN_KEY"' in wording.command(report, restart)
+    assert '-H "Authorization: Bearer $KEY"' in wording.command(report, chat)
+    assert "Bearer" not in wording.command(replace(report, has_key=False), chat)
+    assert "Bearer" not in wording.command(REPORT, restart)
+
+
+def test_a_long_command_keeps_its_key() -> None:
+    """What is cut is the body."""
+    long = Request("POST", "/v1/completions", {"prompt": "a" * 5000})
+    command = wording.command(replace(REPORT, has_key=True), long)
+    assert "$KEY" in command
+    assert command.endswith("(report.json has all of it)")
 
 
 @pytest.mark.parametrize("name", FORMS)

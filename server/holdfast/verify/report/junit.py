@@ -43,7 +43,7 @@ def _add_case(suite: Element, check: CheckResult, report: Report) -> None:
     case.set("classname", f"holdfast.verify.{check.group}")
     if element := _ELEMENTS.get(check.status):
         said = SubElement(case, element, message=printable(check.reason))
-        commands = [wording.command(report.server, one) for one in check.requests]
+        commands = [wording.command(report, one) for one in check.requests]
         said.text = "\n".join(map(printable, [*map(_line, check.faults), *commands]))
     if check.warnings or check.numbers:
         numbers = [f"{one.name}: {wording.value(one)}" for one in check.numbers]

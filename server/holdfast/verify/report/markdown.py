@@ -67,7 +67,7 @@ def _details(report: Report, check: CheckResult) -> Iterator[str]:
             yield ""
             yield "To repeat it:"
             yield ""
-            yield from (f"    {wording.command(report.server, one)}" for one in check.requests)
+            yield from (f"    {wording.command(report, one)}" for one in check.requests)
 
 
 def _point(fault: Fault) -> str:

@@ -8,7 +8,7 @@ from itertools import groupby
 from xml.etree.ElementTree import Element
 
 from holdfast.configuration_record import Configuration
-from holdfast.verify.records import CheckResult, CheckStatus, Fault, Number, Report, Server
+from holdfast.verify.records import CheckResult, CheckStatus, Fault, Number, Report
 from holdfast.verify.report import charts, wording
 from holdfast.verify.report.markup import html, tag
 
@@ -49,7 +49,7 @@ def _parts(report: Report) -> Iterator[Element]:
     yield _header(report)
     yield tag("section", tag("h2", "Groups"), _overview(report), class_="card")
     for group, members in groupby(report.checks, key=lambda check: check.group):
-        rows = [_check(check, report.server) for check in members]
+        rows = [_check(check, report) for check in members]
         yield tag("section", tag("h2", group), *rows, class_="card")
     if any(check.duration_seconds for check in report.checks):
         heading = tag("h2", "Where the time went")
@@ -119,7 +119,7 @@ def _overview(report: Report) -> Element:
     return tag("table", *rows, class_="overview")
 
 
-def _check(check: CheckResult, server: Server) -> Element:
+def _check(check: CheckResult, report: Report) -> Element:
     summary = tag(
         "summary",
         tag("span", _MARKS[check.status], class_=f"square fill-{check.status}", title=check.status),
@@ -127,13 +127,13 @@ def _check(check: CheckResult, server: Server) -> Element:
         tag("span", *_prose(check.reason or check.proves), class_="said"),
         tag("span", wording.duration(check.duration_seconds), class_="number faint"),
     )
-    row = tag("details", summary, *_details(check, server))
+    row = tag("details", summary, *_details(check, report))
     if check.status in (CheckStatus.FAILED, CheckStatus.INCONCLUSIVE):
         row.set("open", "")
     return row
 
 
-def _details(check: CheckResult, server: Server) -> Iterator[Element]:
+def _details(check: CheckResult, report: Report) -> Iterator[Element]:
     if check.reason:
         yield tag("p", *_prose(check.proves), class_="faint")
     if check.remedy:
@@ -146,7 +146,7 @@ def _details(check: CheckResult, server: Server) -> Iterator[Element]:
     for series in check.series:
         yield _scrolling("figure", tag("figcaption", series.name), charts.plot(series))
     if check.requests:
-        lines = [tag("code", wording.command(server, one)) for one in check.requests]
+        lines = [tag("code", wording.command(report, one)) for one in check.requests]
         heading = tag("p", "To repeat it:", class_="faint")
         yield tag("div", heading, _scrolling("div", *lines), class_="requests")
 

@@ -18,8 +18,8 @@ from holdfast.verify.records import (
     Number,
     Report,
     Request,
-    Server,
 )
+from holdfast.verify.target import ADMIN
 
 _MAX_COMMAND_CHARACTERS = 2000
 
@@ -83,16 +83,15 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     return ((name, told) for name, told in known.items() if told)
 
 
-def command(server: Server, request: Request) -> str:
-    """A command for a shell that repeats the request; `$KEY` stands for a key."""
+def command(report: Report, request: Request) -> str:
+    """A command for a shell that repeats the request; a variable stands for the key."""
     words = ["curl", "-sS"]
     if request.method not in ("GET", "POST"):
         words += ["-X", request.method]
-    words.append(server.url.rstrip("/") + request.path)
+    words.append(report.server.url.rstrip("/") + request.path)
     body = request.raw if request.body is None else json.dumps(request.body)
-    if body:
-        words += ["-H", "Content-Type: application/json", "-d", body]
-    line = shlex.join(words)
+    sent = ["-H", "Content-Type: application/json", "-d", body] if body else []
+    line = " ".join(filter(None, (shlex.join(words), _key(report, request), shlex.join(sent))))
     if len(line) > _MAX_COMMAND_CHARACTERS:
         return f"{line[:_MAX_COMMAND_CHARACTERS]} ... (report.json has all of it)"
     return line
@@ -130,6 +129,13 @@ def settings(configuration: Configuration) -> Iterator[tuple[str, str]]:
     for file in configuration.files:
         source = "of the Hub " if file.hashed_by == "hub" else ""
         yield file.name, f"{size(file.size_bytes)}, SHA-256 {source}{file.sha256 or 'unknown'}"
+
+
+def _key(report: Report, request: Request) -> str:
+    """The header with the key that the run used, in quotes that let a shell fill in a variable."""
+    if report.has_admin_key and request.path.startswith(ADMIN):
+        return '-H "Authorization: Bearer $ADMIN_KEY"'
+    return '-H "Authorization: Bearer $KEY"' if report.has_key else ""
 
 
 def _served(told: Configuration) -> dict[str, str]:
