@@ -236,9 +236,9 @@ def test_the_statement_is_in_totos() -> None:
     statement = json.loads(in_toto.rendered(REPORT))
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
     assert statement["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
-    server = {**written(REPORT)["server"]}
-    del server["refusals"]
-    text = json.dumps(server, sort_keys=True, separators=(",", ":"))
+    server = written(REPORT)["server"]
+    deployed = {name: server[name] for name in ("model", "configuration")}
+    text = json.dumps(deployed, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()
     assert statement["subject"] == [{"name": "<b>Qwen3</b>", "digest": {"sha256": digest}}]
     predicate = statement["predicate"]
@@ -253,11 +253,66 @@ def test_the_statement_is_in_totos() -> None:
     ]
 
 
-def test_the_words_of_a_refusal_do_not_change_the_subject() -> None:
-    """They may have the id of a request in them, or a time."""
-    refused = replace(REPORT.server, refusals={"tools": "request 7 has no tools"})
-    subject, *_ = json.loads(in_toto.rendered(replace(REPORT, server=refused)))["subject"]
-    assert subject == json.loads(in_toto.rendered(REPORT))["subject"][0]
+def subject_of(server: Server) -> Any:
+    """What the statement of a run against a server is about."""
+    return json.loads(in_toto.rendered(replace(REPORT, server=server)))["subject"]
+
+
+@pytest.mark.parametrize("server", [REPORT.server, OTHER], ids=["Holdfast", "another"])
+def test_a_deployment_is_one_subject(server: Server) -> None:
+    """Whatever it has gone through since the last run, and whatever else it serves by now."""
+    later = replace(
+        FACTS,
+        proof={"passed": True, "limited": True, "proven_tokens": 4096},
+        generation=4,
+        restarts=3,
+        growths=2,
+        rejections=1,
+        running=7,
+        deaths=2.0,
+        memory_bytes=1e9,
+        started_at_seconds=1.8e9,
+    )
+    now = replace(
+        server,
+        holdfast=server.holdfast and later,
+        models=(*server.models, "adapter"),
+        abilities=("chat",),
+        refusals={"tools": "request 7 has no tools"},
+    )
+    assert subject_of(now) == subject_of(server)
+
+
+def test_the_address_does_not_change_a_subject_that_is_told() -> None:
+    """A gate may reach a deployment by another one; else it is all that identifies a server."""
+    address = "http://another:8000"
+    assert subject_of(replace(REPORT.server, url=address)) == subject_of(REPORT.server)
+    assert subject_of(replace(OTHER, url=address)) != subject_of(OTHER)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(CONFIGURATION, flags=(*CONFIGURATION.flags, "--enforce-eager")),
+        replace(CONFIGURATION, versions={**CONFIGURATION.versions, "vllm": "0.33.1"}),
+        replace(CONFIGURATION, image="registry/another"),
+        replace(CONFIGURATION, fingerprint="another"),
+        replace(CONFIGURATION, devices=("NVIDIA GB10",)),
+        replace(CONFIGURATION, variables={}),
+        replace(
+            CONFIGURATION,
+            files=(
+                replace(CONFIGURATION.files[0], sha256="ba" * 32),
+                *CONFIGURATION.files[1:],
+            ),
+        ),
+    ],
+    ids=["flag", "version", "image", "fingerprint", "devices", "variable", "model file"],
+)
+def test_another_deployment_is_another_subject(changed: Configuration) -> None:
+    """By anything that may make it answer differently."""
+    other = replace(REPORT.server, configuration=changed)
+    assert subject_of(other) != subject_of(REPORT.server)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,14 @@ from holdfast.verify.report import wording
 
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
+_DEPLOYED = ("model", "configuration")
+"""What of `server` in report.json identifies a deployment."""
+_REACHED = ("model", "owner", "url", "vllm")
+"""The same where the server reports no configuration."""
 
 
 def rendered(report: Report) -> str:
-    """The file. Its subject is what the server said of itself, by the digest of `server`."""
+    """The file. Its subject is what was deployed, by a digest of what the server said of that."""
     statement = {
         "_type": _STATEMENT,
         "subject": [{"name": report.server.model, "digest": {"sha256": _digest(report)}}],
@@ -53,13 +57,16 @@ def _served(configuration: Configuration) -> Iterator[dict[str, Any]]:
 
 
 def _digest(report: Report) -> str:
-    """SHA-256 of `server` in report.json, as JSON without spaces and with sorted names.
+    """SHA-256 of what identifies a deployment, as JSON without spaces and with sorted names.
 
-    It leaves out `refusals`: words of a server may have the id of a request in them, or the time.
+    A gate compares it with that of another run, so nothing counts that changes while a server runs
+    or that depends on how it was reached. Only the address identifies a server that has nothing
+    else to say.
     """
     server = asdict(report.server)
-    del server["refusals"]
-    text = json.dumps(server, sort_keys=True, separators=(",", ":"))
+    names = _DEPLOYED if report.server.configuration else _REACHED
+    told = {name: server[name] for name in names}
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
