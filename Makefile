@@ -65,7 +65,7 @@ gpu-check: ## check Holdfast on this machine's GPU; PYTHON=... has torch, ARGS="
 bench: setup ## run every benchmark; ARGS="--quick" tries them, ARGS="--write" writes docs/benchmarks.md
 	@exec $(bin)/python benchmarks $(ARGS)
 
-demo-weights: setup ## train weights for a demo model that answers (two hours) and put them into the package; DIRECTORY=... for the checkpoint
+demo-weights: setup ## train weights for a demo model that answers (four and a half hours) and put them into the package; DIRECTORY=... for the checkpoint
 	@OMP_NUM_THREADS=1 $(bin)/python -m demo_training train --directory $(or $(DIRECTORY),build/demo-weights)
 	@OMP_NUM_THREADS=1 $(bin)/python -m demo_training export --directory $(or $(DIRECTORY),build/demo-weights)
 

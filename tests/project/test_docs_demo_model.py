@@ -69,6 +69,14 @@ def test_the_numbers_of_the_training_are_those_of_the_code() -> None:
     assert f"{sizes}, {shape.KV_HEADS} of them" in rows["network"]
 
 
+def test_the_time_of_the_training_is_the_same_everywhere() -> None:
+    """In `make help` and in CONTRIBUTING it is the time on the page."""
+    time = {row[0]: row[1] for row in table(DEMO_MODEL, "## How it was trained")}["time"]
+    hours = time.removeprefix("about ").partition(" on ")[0]
+    for name in ("Makefile", "CONTRIBUTING.md"):
+        assert f"train weights for a demo model that answers ({hours})" in (ROOT / name).read_text()
+
+
 def test_every_file_of_the_trained_weights_is_explained() -> None:
     """And the directory is named where they are put."""
     rows = table(DEMO_MODEL, "## Train it again")
