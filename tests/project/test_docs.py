@@ -58,6 +58,7 @@ from holdfast.verify.checks import ALL
 from holdfast.verify.checks.tools.keywords import cases
 from holdfast.verify.command import verify_parser
 from holdfast.verify.diff import diff_parser
+from holdfast.verify.records import GROUPS, Group
 from sample_status import a_status
 from schema_keywords import limiting, used_by
 from scripted_page import no_text
@@ -425,6 +426,16 @@ def test_every_check_of_verify_is_explained() -> None:
     """The table is complete, in order, and in the words of the report."""
     rows = table(VERIFYING, "## Checks")
     assert rows == [(f"`{check.full_name}`", check.proves) for check in ALL]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_check_of_verify_has_its_limits_explained(group: Group) -> None:
+    """Each check of the group, in order, with one sentence of its own on what it cannot show."""
+    rows = table(VERIFYING, f"### What the checks of `{group}` cannot show")
+    assert [row[0] for row in rows] == [f"`{one.full_name}`" for one in ALL if one.group == group]
+    sentences = [row[1] for row in rows]
+    assert [one for one in sentences if not one.endswith(".") or ". " in one] == []
+    assert len(set(sentences)) == len(sentences)
 
 
 def test_keywords_that_standard_leaves_out_are_named() -> None:
