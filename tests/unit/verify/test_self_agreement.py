@@ -23,7 +23,7 @@ from holdfast.verify.records import CheckResult, CheckStatus, Profile
 from openai_double import Body, OpenAIDouble
 from scoring_double import Context, ScoringDouble
 from scoring_faults import PathFault, Peculiarity, SharedFault
-from toy_scorer import LONG_TOKENS, Array, as_log_probs
+from toy_scorer import LONG_TOKENS, MAX_TOKENS, Array, as_log_probs
 from verified import not_passed, results
 
 FOUND_BY: dict[PathFault, str] = {
@@ -43,6 +43,8 @@ FOUND_BY: dict[PathFault, str] = {
     "a weight scaled by 1.01 after a restart": "restart",
     "needles lost in the middle": "needles",
 }
+
+CHUNKED = [check for check in self_agreement.CHECKS if check.name == "chunked"]
 
 
 def judged(peculiarity: Peculiarity) -> dict[str, CheckResult]:
@@ -298,11 +300,53 @@ def test_full_looks_at_the_whole_context(longest: int, decoded_behind: int, pref
     assert contexts.context_lengths("full", made)[-1] == prefilled
 
 
+@pytest.mark.parametrize(
+    ("profile", "longest", "step_tokens", "added"),
+    [
+        ("quick", 32_768, 8192, [8216]),
+        ("quick", 32_768, 16_384, [16_408]),
+        ("quick", 65_536, 32_768, []),
+        ("standard", 65_536, 16_384, [16_408]),
+        ("standard", 16_390, 16_384, [16_389]),
+        ("standard", 16_384, 16_384, []),
+        ("full", 1_000_000, 200_000, []),
+        ("quick", 32_768, 2048, []),
+        ("quick", 32_768, None, []),
+    ],
+)
+def test_one_prompt_is_longer_than_an_engine_step(
+    profile: Profile, longest: int, step_tokens: int | None, added: list[int]
+) -> None:
+    """If the step is known, the context has room, and the profile can afford it."""
+    made = Sequences((), ((7,),), longest)
+    own = contexts.context_lengths(profile, made)
+    assert contexts.context_lengths(profile, made, step_tokens=step_tokens) == [*own, *added]
+
+
+@pytest.mark.parametrize(
+    ("flags", "step_tokens"),
+    [
+        (("--max-num-batched-tokens", "8192", "--port", "1"), 8192),
+        (("--max-num-batched-tokens=16k",), 16_000),
+        (("--max-num-batched-tokens=16K",), 16_384),
+        (("--max-num-batched-tokens=1024", "--max-num-batched-tokens=64"), 64),
+        (("--max-num-batched-tokens", "many"), None),
+        (("--max-num-batched-tokens", "9" * 5000), None),
+        ((), None),
+    ],
+)
+def test_the_engine_step_is_read_from_the_flags(
+    flags: tuple[str, ...], step_tokens: int | None
+) -> None:
+    """As vLLM reads them."""
+    assert contexts.engine_step_tokens(flags) == step_tokens
+
+
 class Flagged(ScoringDouble):
     """Says which flags it was started with."""
 
-    def __init__(self, *flags: str) -> None:
-        super().__init__()
+    def __init__(self, *flags: str, max_tokens: int = MAX_TOKENS) -> None:
+        super().__init__(max_tokens=max_tokens)
         self.configuration = replace(self.configuration, flags=flags)
 
     async def _statusz(self, request: Request) -> Response:
@@ -338,6 +382,32 @@ def test_a_full_batch_is_one_of_the_server(
 def test_the_size_of_a_full_batch_is_bounded(flags: tuple[str, ...], sequences: int) -> None:
     """More than a few hundred would take too long; fewer than 64 show less."""
     assert self_agreement.batches.batch_size("full", flags) == sequences
+
+
+@pytest.mark.parametrize(
+    ("flags", "profile", "max_tokens", "status", "numbers"),
+    [
+        ((), "standard", MAX_TOKENS, CheckStatus.PASSED, (0, None, 639)),
+        (("400",), "standard", MAX_TOKENS, CheckStatus.PASSED, (2, 400, 639)),
+        (("2100",), "quick", 2600, CheckStatus.PASSED, (1, 2100, 2124)),
+        (("2048",), "standard", MAX_TOKENS, CheckStatus.WARNED, (0, 2048, 639)),
+    ],
+)
+def test_a_run_without_chunks_is_warned_of(
+    flags: tuple[str, ...],
+    profile: Profile,
+    max_tokens: int,
+    status: CheckStatus,
+    numbers: tuple[int, int | None, int],
+) -> None:
+    """Where the engine step is known, and no prompt was longer."""
+    named = [f"--max-num-batched-tokens={one}" for one in flags]
+    (made,) = results(Flagged(*named, max_tokens=max_tokens), CHUNKED, profile).values()
+    assert made.status is status, made.reason
+    told = {one.name: one.value for one in made.numbers}
+    names = ("prompts known to be longer than an engine step", "engine step", "longest prompt")
+    assert tuple(told.get(name) for name in names) == numbers
+    assert ("none came in chunks" in made.reason) == (status is CheckStatus.WARNED)
 
 
 class Unclosed(ScoringDouble):

@@ -22,6 +22,7 @@ from holdfast.verify.checks.self_agreement.judging import (
 from holdfast.verify.checks.self_agreement.sequences import ANSWER_TOKENS, Sequences, sequences
 from holdfast.verify.records import Profile
 from holdfast.verify.scoring import decoded, next_top
+from holdfast.verify.survey import given_flags
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 
 _RUNG_TOKENS = 128
@@ -36,8 +37,15 @@ _RECORDED = (4120, 8190)
 many positions, begin at 4,096 tokens."""
 _CHUNKED: dict[Profile, tuple[int, ...]] = {
     "quick": (1040, 2072),
-    "standard": (520, 1040, 2072, 3000, 4120, 8190),
+    "standard": (520, 1040, 2072, 3000, 4120, 8190, 8216),
 }
+"""Some are a little longer than an engine step of vLLM may be by default."""
+_LONGEST_STEPS: dict[Profile, int] = {"quick": 16_384, "standard": 65_536}
+"""In tokens; a profile adds no prompt that is longer than a step which exceeds this."""
+_BEYOND_STEP_TOKENS = 24
+_STEP = re.compile("([0-9]{1,9})([kK]?)")
+_UNITS = {"": 1, "k": 1000, "K": 1024}
+"""As vLLM reads them."""
 LONGEST_TOKENS = 524_288
 """In `full`: a prompt grows to its length by a request for every 64 to 384 tokens."""
 _EVERY_CHUNKED = (
@@ -97,6 +105,22 @@ async def chunked(trial: Trial) -> None:
     limits = (await long_floor(trial)).as_reordered
     judge(trial, "in chunks", [(cold, await trial.once(_long_ladder))], limits)
     trial.measure("longest prompt", max(cold), "tokens")
+    _require_chunks(trial, cold)
+
+
+def _require_chunks(trial: Trial, cold: Scores) -> None:
+    """Warn if no prompt came in chunks, where it is known how many tokens a step takes."""
+    step_tokens = _engine_step_tokens(trial)
+    longer = [one for one in cold if step_tokens is not None and one > step_tokens]
+    trial.measure("prompts known to be longer than an engine step", len(longer))
+    if step_tokens is None:
+        return
+    trial.measure("engine step", step_tokens, "tokens")
+    if not longer:
+        trial.warn(
+            f"no prompt was longer than an engine step ({step_tokens} tokens), "
+            "so none came in chunks"
+        )
 
 
 async def long_floor(trial: Trial) -> Floor:
@@ -141,14 +165,40 @@ async def cold_contexts(trial: Trial) -> Scores:
 
 
 def _lengths(trial: Trial, made: Sequences) -> list[int]:
-    return context_lengths(trial.profile, made, _RECORDED if trial.options.records else ())
+    recorded = _RECORDED if trial.options.records else ()
+    return context_lengths(trial.profile, made, recorded, _engine_step_tokens(trial))
 
 
-def context_lengths(profile: Profile, made: Sequences, recorded: Sequence[int] = ()) -> list[int]:
-    """Those of the profile that fit; the longest that fits stands for those that do not."""
+def context_lengths(
+    profile: Profile,
+    made: Sequences,
+    recorded: Sequence[int] = (),
+    step_tokens: int | None = None,
+) -> list[int]:
+    """Those of the profile that fit; the longest that fits stands for those that do not.
+
+    If none of them is longer than an engine step, there is one more that is.
+    """
     most = max(made.longest_tokens - 1, 1)
     wanted = (*_CHUNKED.get(profile, _EVERY_CHUNKED), *recorded)
-    return sorted({min(one, most) for one in wanted})
+    found = sorted({min(one, most) for one in wanted})
+    if step_tokens is None or not found[-1] <= step_tokens < most:
+        return found
+    if step_tokens > _LONGEST_STEPS.get(profile, LONGEST_TOKENS):
+        return found
+    return [*found, min(step_tokens + _BEYOND_STEP_TOKENS, most)]
+
+
+def _engine_step_tokens(trial: Trial) -> int | None:
+    told = trial.server.configuration
+    return engine_step_tokens(told.flags) if told is not None else None
+
+
+def engine_step_tokens(flags: Sequence[str]) -> int | None:
+    """How many tokens an engine step takes by these flags; None if they do not say it."""
+    *_, last = given_flags(flags).get("--max-num-batched-tokens", "").split(" ")
+    told = _STEP.fullmatch(last)
+    return int(told[1]) * _UNITS[told[2]] if told else None
 
 
 async def _cold(trial: Trial, made: Sequences, lengths: Sequence[int]) -> Scores:
