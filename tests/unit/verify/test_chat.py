@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -181,9 +182,60 @@ def test_a_loop_is_found(text: str, repeated: str) -> None:
     assert loop(text) == repeated
 
 
-def test_a_loop_is_found_in_time() -> None:
+SENTENCE = (
+    "The keeper climbed the stairs again, trimmed the wick, wrote the hour and the wind into the "
+    "book, and went down to the harbour, where nobody had seen the ship. "
+)
+PARAGRAPH = f"{SENTENCE}{'The lamp burned on. '.upper()}{SENTENCE[:-2].lower()}, so he waited."
+TABLE = "".join(
+    f"| {number:02} | Aurora | salt, tar and hemp | from the northern harbour to the south | "
+    f"{'on time' if number % 5 else 'late'} |\n"
+    for number in range(90)
+)
+
+
+@pytest.mark.parametrize("before", ["", "So: ", "One night it rained.\n"])
+@pytest.mark.parametrize("after", ["", "The keep"])
+@pytest.mark.parametrize("unit", [SENTENCE[:82], SENTENCE, f"{PARAGRAPH[:299]}\n"])
+def test_a_loop_of_a_long_sentence_is_found(before: str, unit: str, after: str) -> None:
+    """Wherever it begins; said five times, it may be a refrain."""
+    found = loop(f"{before}{unit * 6}{after}")
+    assert len(found) > 80
+    assert found in unit * 2
+    assert loop(f"{before}{unit * 5}") == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TABLE,
+        SENTENCE * 5,
+        f"|{'-' * 90}|{'-' * 90}|\n" * 12,
+        "\n".join(f"{number}. {SENTENCE}" for number in range(60)),
+        "".join(
+            f"    if case == {number}:\n        return handle({number})\n" for number in range(99)
+        ),
+    ],
+)
+def test_a_text_of_like_lines_is_not_a_loop(text: str) -> None:
+    """A table, a refrain, rules, a list or code."""
+    assert loop(text) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " ".join(f"step {number % 7} of {number}" for number in range(2000)),
+        "".join(SENTENCE * 5 + f"{number} " for number in range(40)),
+        "-" * 20_000,
+        f"{'-' * 500}|" * 40,
+    ],
+)
+def test_a_loop_is_found_in_time(text: str) -> None:
     """Also where it nearly is one, over and over."""
-    assert loop(" ".join(f"step {number % 7} of {number}" for number in range(2000))) == ""
+    started_seconds = time.process_time()
+    assert loop(text) == ""
+    assert time.process_time() - started_seconds < 5.0
 
 
 def test_only_the_end_of_a_very_long_answer_is_judged() -> None:
