@@ -20,7 +20,7 @@ from holdfast.verify.baseline import Baseline, RecordedContext, RecordedSequence
 from holdfast.verify.checks import ALL, oracle
 from holdfast.verify.checks.oracle import comparing, recording
 from holdfast.verify.checks.oracle.dates import without_days
-from holdfast.verify.checks.oracle.permutation import p_value
+from holdfast.verify.checks.oracle.permutation import mean_shift, p_value
 from holdfast.verify.checks.self_agreement import contexts
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus
@@ -204,6 +204,19 @@ def test_a_fork_to_an_unlikely_token_is_found() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fault", "is_beyond"), [("", False), ("biased first tokens of short prompts", True)]
+)
+def test_how_far_the_means_have_moved_is_told(fault: Peculiarity, is_beyond: bool) -> None:
+    """Beside the shift up to which nothing is tested: what p alone does not show."""
+    only = [check for check in comparing.CHECKS if check.name == "first_tokens"]
+    (made,) = results(ScoringDouble(fault), only, options=Options(baseline_of())).values()
+    numbers = {one.name: one.value for one in made.numbers}
+    shift, untested = numbers["shift of the means"], numbers["shift up to which p is 1"]
+    assert (shift > untested) is is_beyond
+    assert (numbers["p of the same log-probs"] < 1) is is_beyond
+
+
+@pytest.mark.parametrize(
     ("options", "names"),
     [
         (Options(), set()),
@@ -239,6 +252,7 @@ def test_a_shift_beyond_the_noise_is_significant(shift: float, noise: float, is_
     drawn = random.Random(5)
     then, now = rounds(drawn, shift=0, noise=noise), rounds(drawn, shift=shift, noise=noise)
     assert (p_value(then, now, within=1e-5) > 0.001) is is_same
+    assert mean_shift(then, now) == pytest.approx(shift, abs=noise + 1e-9)
 
 
 def test_a_token_that_is_not_told_any_more_is_unlikely() -> None:

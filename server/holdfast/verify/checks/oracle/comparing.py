@@ -14,7 +14,7 @@ from holdfast.verify.agreement import (
 from holdfast.verify.baseline import NOISE_FACTOR, Baseline, RecordedSequence
 from holdfast.verify.check import Check
 from holdfast.verify.checks.oracle.dates import differ_in_days
-from holdfast.verify.checks.oracle.permutation import p_value
+from holdfast.verify.checks.oracle.permutation import mean_shift, p_value
 from holdfast.verify.checks.oracle.recording import prompt_of, rounds_of
 from holdfast.verify.checks.self_agreement.judging import judge, malformed_blamed, noise
 from holdfast.verify.checks.self_agreement.sequences import longest_tokens
@@ -102,6 +102,8 @@ async def first_tokens(trial: Trial) -> None:
     then = [[dict(one.samples[number]) for one in recorded] for number in range(rounds)]
     found = p_value(then, now, within=limits.median)
     trial.measure("p of the same log-probs", found, "", at_least(_MIN_P))
+    trial.measure("shift of the means", mean_shift(then, now), "nat")
+    trial.measure("shift up to which p is 1", limits.median, "nat")
     trial.measure("first tokens", len(recorded))
 
 

@@ -26,8 +26,7 @@ def p_value(then: Sequence[Round], now: Sequence[Round], *, within: float) -> fl
     `then` and `now` have a list for each round, with what was told of each prompt. It is 1 if the
     means differ by no more than `within`, in nats, on average. The least value is 1 / 2000.
     """
-    tokens = [_likeliest(top) for top in then[0]]
-    rows, size = [_values(one, tokens) for one in (*then, *now)], len(then)
+    rows, size = _rows(then, now), len(then)
     found = _distance(rows[:size], rows[size:])
     if found <= within:
         return 1.0
@@ -37,6 +36,17 @@ def p_value(then: Sequence[Round], now: Sequence[Round], *, within: float) -> fl
         drawn.shuffle(rows)
         as_far += _distance(rows[:size], rows[size:]) >= found - _ROUNDING
     return (1 + as_far) / (1 + _PERMUTATIONS)
+
+
+def mean_shift(then: Sequence[Round], now: Sequence[Round]) -> float:
+    """By how much the means differ, in nats, on average."""
+    rows = _rows(then, now)
+    return _distance(rows[: len(then)], rows[len(then) :])
+
+
+def _rows(then: Sequence[Round], now: Sequence[Round]) -> list[list[float]]:
+    tokens = [_likeliest(top) for top in then[0]]
+    return [_values(one, tokens) for one in (*then, *now)]
 
 
 def _likeliest(top: Top) -> list[int]:
