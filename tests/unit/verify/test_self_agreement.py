@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from double_limits import AlternatingDouble
+from grainy_double import GrainyDouble
 from holdfast.verify.checks import self_agreement
 from holdfast.verify.checks.oracle import recording
 from holdfast.verify.checks.self_agreement import contexts, decodes
@@ -175,6 +176,26 @@ def test_a_prefix_cache_that_is_wrong_only_behind_long_contexts_is_not_noise() -
     made = results(Forgetful(max_tokens=LONG_TOKENS), only, options=Options(records=True))
     assert not_passed(made) == dict.fromkeys(made, CheckStatus.INCONCLUSIVE)
     assert {one.reason.partition(":")[0] for one in made.values()} == {"too noisy"}
+
+
+@pytest.mark.parametrize(
+    ("peculiarity", "found"),
+    [
+        ("", {}),
+        (
+            "a prefix that lacks its last block",
+            {"self.prefix": CheckStatus.FAILED, "self.chunked": CheckStatus.INCONCLUSIVE},
+        ),
+    ],
+)
+def test_long_prompts_in_the_cache_have_the_noise_of_long_contexts(
+    peculiarity: Peculiarity, found: dict[str, CheckStatus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it keeps no short ones; a fault of the cache is not taken for their noise."""
+    monkeypatch.setattr(self_agreement.contexts, "_HITS_SECONDS", 0.2)
+    only = [check for check in self_agreement.CHECKS if check.name in ("prefix", "chunked")]
+    made = results(GrainyDouble(peculiarity, max_tokens=2600), only, "quick")
+    assert not_passed(made) == found, made
 
 
 def test_without_a_prefix_cache_its_checks_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from grainy_double import GrainyDouble
 from holdfast.verify.checks import soak
 from holdfast.verify.checks.self_agreement import contexts
 from holdfast.verify.checks.soak import latency, memory, mix
@@ -103,6 +104,22 @@ def test_the_prefix_cache_is_looked_at_where_there_is_one(
     found = values(made["soak.agreement"])
     assert found["looks at the prefix cache"] == (0 if trait else looks)
     assert "decoded and prefilled: greatest difference" in found
+
+
+class GrainySoaked(SoakedDouble, GrainyDouble):
+    """Is soaked as its like, and has noise behind long prompts, the only ones in its cache."""
+
+
+def test_long_prompts_in_the_cache_may_have_the_noise_of_long_contexts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The noise of short ones would limit them too strictly."""
+    monkeypatch.setattr(contexts, "_HITS_SECONDS", 0.2)
+    for module in ("openai_double", "double_model"):
+        monkeypatch.setattr(f"{module}.MAX_MODEL_LEN", 1600)
+    made = soaked(GrainySoaked(tells_scores=True))
+    assert not_passed(made) == {}
+    assert values(made["soak.agreement"])["looks at the prefix cache"] > 2
 
 
 def test_the_load_is_mixed_and_bounded() -> None:

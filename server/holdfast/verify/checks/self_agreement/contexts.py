@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from holdfast.verify.agreement import Floor, Scores, Top, compare, floor_of, noisier
@@ -19,7 +20,12 @@ from holdfast.verify.checks.self_agreement.judging import (
     need_decode,
     noise,
 )
-from holdfast.verify.checks.self_agreement.sequences import ANSWER_TOKENS, Sequences, sequences
+from holdfast.verify.checks.self_agreement.sequences import (
+    ANSWER_TOKENS,
+    MOST_SCORED_TOKENS,
+    Sequences,
+    sequences,
+)
 from holdfast.verify.records import Profile
 from holdfast.verify.scoring import decoded, next_top
 from holdfast.verify.survey import given_flags
@@ -68,7 +74,7 @@ _POLL_SECONDS = 0.1
 async def prefix(trial: Trial) -> None:
     """The same prompt again, and then with half of its answer: both find a prefix in the cache."""
     await need_decode(trial)
-    limits = (await noise(trial)).reordered.as_reordered
+    limits = (await cached_floor(trial)).as_reordered
     length = await trial.once(cached_tokens)
     prompt = (await trial.once(sequences)).prompt(length)
     salt = secrets.token_hex(8)
@@ -89,7 +95,6 @@ async def chunked(trial: Trial) -> None:
     little longer than the one before, finds that one in the prefix cache, and is never cut.
     """
     made = await trial.once(sequences)
-    short = (await noise(trial)).reordered.as_reordered
     first = await trial.once(cached_tokens)
     control = [first, first + _RUNG_TOKENS // 2]
     if control[-1] >= made.longest_tokens:
@@ -98,7 +103,8 @@ async def chunked(trial: Trial) -> None:
             "serve the model with a longer --max-model-len",
         )
     ladder = await _ladder(trial, made, control, _RUNG_TOKENS)
-    if not compare(await _cold(trial, made, control), ladder).is_within(short):
+    near = (await cached_floor(trial)).as_reordered
+    if not compare(await _cold(trial, made, control), ladder).is_within(near):
         raise InconclusiveError("a prefix from the cache does not agree; see self.prefix")
     with malformed_blamed(trial):
         cold = await trial.once(cold_contexts)
@@ -134,12 +140,33 @@ async def long_floor(trial: Trial) -> Floor:
         InconclusiveError: there is more than noise in it, as of a prefix cache that is wrong there.
     """
     short, long = (await noise(trial)).reordered, await trial.once(_ladders_floor)
-    if long.p999 > min(max(_MAX_GROWTH * short.p999, _EXACT), MAX_NOISE):
+    if long.p999 > _most_noise(short):
         raise InconclusiveError(
             f"too noisy: long prompts that grow in the prefix cache differ by {long.p999:.2g} nat, "
             f"and short prompts by {short.p999:.2g}"
         )
     return noisier(short, long)
+
+
+async def cached_floor(trial: Trial) -> Floor:
+    """The noise behind the prompt of `cached_tokens`, which may be a long one.
+
+    A prefix cache that is wrong raises the noise of long contexts, too. So no more of it counts
+    than sound servers have.
+
+    Raises:
+        SkippedError: there is no prefix cache.
+    """
+    short = (await noise(trial)).reordered
+    if await trial.once(cached_tokens) + _RUNG_TOKENS <= MOST_SCORED_TOKENS:
+        return short
+    long, most = await trial.once(_ladders_floor), _most_noise(short)
+    return noisier(short, replace(long, median=min(long.median, most), p999=min(long.p999, most)))
+
+
+def _most_noise(short: Floor) -> float:
+    """What the noise of long contexts may come to."""
+    return min(max(_MAX_GROWTH * short.p999, _EXACT), MAX_NOISE)
 
 
 async def _ladders_floor(trial: Trial) -> Floor:
@@ -269,6 +296,7 @@ CHECKS = (
         prefix,
         "An answer behind a prefix from the cache has the log-probs of one that computes it.",
         needs=("completions",),
+        deadline_seconds=GROWING_SECONDS,
     ),
     Check(
         "chunked",

@@ -49,10 +49,14 @@ async def agreement(trial: Trial) -> None:
     _judge(trial, "decoded and prefilled", found, limits)
     behind = [(one, compare(one.cached, one.cold)) for one in scored if one.cached]
     trial.measure("looks at the prefix cache", len(behind))
+    cached_limits = history.cached_limits or limits
     if behind:
-        _judge(trial, "behind a prefix from the cache", behind, limits)
-    pairs = [pair for one in scored for pair in ((one.decode, one.again), (one.cached, one.cold))]
-    others = sum(len(other_choices(*pair, limits)) for pair in pairs)
+        _judge(trial, "behind a prefix from the cache", behind, cached_limits)
+    others = sum(
+        len(other_choices(one.decode, one.again, limits))
+        + len(other_choices(one.cached, one.cold, cached_limits))
+        for one in scored
+    )
     trial.measure("first choices that differ", others, limit=equal_to(0))
 
 

@@ -62,6 +62,8 @@ class Soak:
         try:
             self._history.limits = await limits_of(self._trial)
             self._cached_prompt = await cached_prompt(self._trial)
+            if self._cached_prompt is not None:
+                self._history.cached_limits = self._cached_prompt.limits
         except (SkippedError, InconclusiveError) as error:
             self._history.obstacle = error
         self._started_seconds = self._plan.clock()

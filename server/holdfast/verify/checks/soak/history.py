@@ -66,6 +66,8 @@ class SoakHistory:
     looks: list[Look] = field(default_factory=list)
     limits: DifferenceLimits | None = None
     """How far log-probs may differ; None if they cannot be compared."""
+    cached_limits: DifferenceLimits | None = None
+    """The same behind a prefix from the cache, which may be long; None if no look has one."""
     obstacle: SkippedError | InconclusiveError | None = None
     """Why they cannot."""
 

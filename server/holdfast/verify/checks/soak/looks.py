@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from holdfast.verify.agreement import DifferenceLimits, Scores
 from holdfast.verify.answers import MalformedError
-from holdfast.verify.checks.self_agreement.contexts import cached_tokens
+from holdfast.verify.checks.self_agreement.contexts import cached_floor, cached_tokens
 from holdfast.verify.checks.self_agreement.judging import base_prompt, noise, prefilled
 from holdfast.verify.checks.self_agreement.sequences import ANSWER_TOKENS, sequences
 from holdfast.verify.checks.soak.history import Look
@@ -37,6 +37,8 @@ class CachedPrompt:
 
     ids: tuple[int, ...]
     salt: str
+    limits: DifferenceLimits
+    """How far log-probs behind it may differ."""
 
 
 async def cached_prompt(trial: Trial) -> CachedPrompt | None:
@@ -44,9 +46,10 @@ async def cached_prompt(trial: Trial) -> CachedPrompt | None:
     try:
         length = await trial.once(cached_tokens)
         ids = (await trial.once(sequences)).prompt(length)
+        limits = (await cached_floor(trial)).as_reordered
     except _NOT_FOUND:
         return None
-    return CachedPrompt(tuple(ids), secrets.token_hex(8))
+    return CachedPrompt(tuple(ids), secrets.token_hex(8), limits)
 
 
 async def limits_of(trial: Trial) -> DifferenceLimits:
