@@ -24,7 +24,7 @@ from holdfast.verify.records import CheckResult, CheckStatus, Profile
 from openai_double import Body, OpenAIDouble
 from scoring_double import Context, ScoringDouble
 from scoring_faults import PathFault, Peculiarity, SharedFault
-from toy_scorer import LONG_TOKENS, MAX_TOKENS, Array, as_log_probs
+from toy_scorer import BLOCK_TOKENS, LONG_TOKENS, MAX_TOKENS, Array, as_log_probs
 from verified import not_passed, results
 
 FOUND_BY: dict[PathFault, str] = {
@@ -196,6 +196,29 @@ def test_long_prompts_in_the_cache_have_the_noise_of_long_contexts(
     only = [check for check in self_agreement.CHECKS if check.name in ("prefix", "chunked")]
     made = results(GrainyDouble(peculiarity, max_tokens=2600), only, "quick")
     assert not_passed(made) == found, made
+
+
+class Edged(ScoringDouble):
+    """Loses a block of a prompt from the cache that ends one token behind a block."""
+
+    def _scheduled(self, ids: Sequence[int], cached_tokens: int) -> Context:
+        context = super()._scheduled(ids, cached_tokens)
+        is_edged = len(ids) % BLOCK_TOKENS == 1
+        return replace(context, lost_end=cached_tokens) if is_edged else context
+
+
+@pytest.mark.parametrize(
+    ("profile", "prompts", "found"),
+    [("quick", 2, {}), ("standard", 6, {"self.prefix": CheckStatus.FAILED})],
+)
+def test_prompts_in_the_cache_end_around_a_block(
+    profile: Profile, prompts: int, found: dict[str, CheckStatus]
+) -> None:
+    """Those of `standard` do; `quick` has fewer."""
+    only = [check for check in self_agreement.CHECKS if check.name == "prefix"]
+    made = results(Edged(), only, profile)
+    assert not_passed(made) == found, made
+    assert {one.name: one.value for one in made["self.prefix"].numbers}["prompts"] == prompts
 
 
 def test_without_a_prefix_cache_its_checks_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

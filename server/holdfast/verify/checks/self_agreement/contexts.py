@@ -15,10 +15,10 @@ from holdfast.verify.check import Check
 from holdfast.verify.checks.self_agreement.judging import (
     MAX_NOISE,
     judge,
-    judge_answer,
     malformed_blamed,
     need_decode,
     noise,
+    prefilled,
 )
 from holdfast.verify.checks.self_agreement.sequences import (
     ANSWER_TOKENS,
@@ -38,6 +38,11 @@ _OTHER_RUNGS = (64, 256, 384)
 _CACHED_TOKENS = (300, 1100)
 """Prompts that a prefix cache may keep: its blocks have 16 tokens, 128 on a CPU, or more than 500
 where a model keeps a state."""
+_CACHED_ANSWER_TOKENS = ANSWER_TOKENS + ANSWER_TOKENS // 2
+"""Behind such a prompt, half of its answer joins it."""
+_LONGER: dict[Profile, tuple[int, ...]] = {"quick": (0, 4), "standard": (0, 3, 4, 5, 19, 20)}
+_EVERY_LONGER = (*_LONGER["standard"], 21, 83, 84, 85)
+"""By how many tokens: a block of 16 ends at 304 and 320, one of 128 at 384."""
 _RECORDED = (4120, 8190)
 """Also of a run that records a baseline, whatever its profile: many windows, and the scaling of
 many positions, begin at 4,096 tokens."""
@@ -72,20 +77,30 @@ _POLL_SECONDS = 0.1
 
 
 async def prefix(trial: Trial) -> None:
-    """The same prompt again, and then with half of its answer: both find a prefix in the cache."""
+    """The same prompts again, and then with half of an answer: they find a prefix in the cache."""
     await need_decode(trial)
     limits = (await cached_floor(trial)).as_reordered
-    length = await trial.once(cached_tokens)
-    prompt = (await trial.once(sequences)).prompt(length)
-    salt = secrets.token_hex(8)
-    await decoded(trial, prompt, ANSWER_TOKENS, salt=salt)
-    with malformed_blamed(trial):
-        again = await decoded(trial, prompt, ANSWER_TOKENS, salt=salt)
-    longer = [*prompt, *again.token_ids[: ANSWER_TOKENS // 2]]
-    with malformed_blamed(trial):
-        further = await decoded(trial, longer, ANSWER_TOKENS, salt=salt)
-    await judge_answer(trial, "the same prompt again", prompt, again, limits)
-    await judge_answer(trial, "with half of its answer", longer, further, limits)
+    made = await trial.once(sequences)
+    again, longer = list[tuple[Scores, Scores]](), list[tuple[Scores, Scores]]()
+    for length in prefix_lengths(trial.profile, made, await trial.once(cached_tokens)):
+        prompt, salt = made.prompt(length), secrets.token_hex(8)
+        await decoded(trial, prompt, ANSWER_TOKENS, salt=salt)
+        with malformed_blamed(trial):
+            same = await decoded(trial, prompt, ANSWER_TOKENS, salt=salt)
+        continued = [*prompt, *same.token_ids[: ANSWER_TOKENS // 2]]
+        with malformed_blamed(trial):
+            further = await decoded(trial, continued, ANSWER_TOKENS, salt=salt)
+        again.append((same.scores, await prefilled(trial, prompt, same.token_ids)))
+        longer.append((further.scores, await prefilled(trial, continued, further.token_ids)))
+    judge(trial, "the same prompt again", again, limits)
+    judge(trial, "with half of its answer", longer, limits)
+    trial.measure("prompts", len(again))
+
+
+def prefix_lengths(profile: Profile, made: Sequences, cached: int) -> list[int]:
+    """Those of the profile that fit, from the shortest that the cache keeps."""
+    most = made.longest_scored(_CACHED_ANSWER_TOKENS)
+    return sorted({min(cached + more, most) for more in _LONGER.get(profile, _EVERY_LONGER)})
 
 
 async def chunked(trial: Trial) -> None:
@@ -252,7 +267,7 @@ async def cached_tokens(trial: Trial) -> int:
         SkippedError: it keeps none, or the server does not report it.
     """
     made = await trial.once(sequences)
-    most = made.longest_scored(ANSWER_TOKENS + ANSWER_TOKENS // 2)  # half of it joins the prompt
+    most = made.longest_scored(_CACHED_ANSWER_TOKENS)
     lengths = sorted({min(one, most) for one in _CACHED_TOKENS})
     for length in lengths:
         before, salt = await _hits(trial), secrets.token_hex(8)
