@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ from holdfast.verify.checks import ALL
 from holdfast.verify.checks.tools.keywords import cases
 from holdfast.verify.command import verify_parser
 from holdfast.verify.diff import diff_parser
-from holdfast.verify.records import GROUPS, Group
+from holdfast.verify.records import GROUPS, Group, Profile
 from sample_status import a_status
 from schema_keywords import limiting, used_by
 from scripted_page import no_text
@@ -111,6 +111,13 @@ CODE = re.compile(r"^```.*?^```$|`[^`\n]*`|^ {4}[^\n]*$", re.MULTILINE | re.DOTA
 RUNBOOKS = ROOT / "deploy" / "runbooks"
 FOLLOW_FLAGS = "### Flags of `holdfast follow`"
 FOLLOWER_ROUTES = "### Routes of a follower"
+PROFILES: Mapping[str, tuple[Profile, ...]] = {
+    "`quick`": ("quick", "standard", "full", "soak"),
+    "`standard`": ("standard", "full"),
+    "`full`": ("full",),
+    "`soak`": ("soak",),
+}
+"""The profiles that run a check, by the one that its row names."""
 A_FOLLOWER = FollowerStatus("b", "waiting", "h:29600", is_connected=True)
 
 
@@ -423,9 +430,10 @@ def test_every_hazard_is_explained() -> None:
 
 
 def test_every_check_of_verify_is_explained() -> None:
-    """The table is complete, in order, and in the words of the report."""
+    """The table is complete, in order, in the words of the report, and right about profiles."""
     rows = table(VERIFYING, "## Checks")
-    assert rows == [(f"`{check.full_name}`", check.proves) for check in ALL]
+    told = [(name, PROFILES[profile], proves) for name, profile, proves in rows]
+    assert told == [(f"`{check.full_name}`", check.profiles, check.proves) for check in ALL]
 
 
 @pytest.mark.parametrize("group", GROUPS)
