@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from demo_training.checkpoints import recipe_sha256
 from demo_training.course import FINE_TUNED_SHARE, Course
 from demo_training.export import MAX_BYTES, export, read_network
 from demo_training.shape import SHAPE
@@ -181,6 +182,12 @@ def test_the_wheel_has_every_file_that_is_not_code() -> None:
 def test_the_weights_of_the_package_are_those_of_its_record() -> None:
     """A file that was damaged or changed by hand is noticed."""
     assert record_in(TRAINED_DIRECTORY)["files_sha256"] == hashes_of(TRAINED_DIRECTORY)
+
+
+@in_package
+def test_the_weights_of_the_package_were_made_by_the_recipe_of_the_code() -> None:
+    """A recipe that changes without new weights is noticed."""
+    assert record_in(TRAINED_DIRECTORY)["recipe_sha256"] == recipe_sha256()
 
 
 @in_package
