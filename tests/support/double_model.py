@@ -105,13 +105,15 @@ def says(body: Body, prompt: str) -> str:
     return " ".join(chosen.choices(_WORDS, k=_MAX_WORDS))
 
 
-def fault_of(body: Any, *, takes_words: bool = False, takes_longer: bool = False) -> str:
+def fault_of(
+    body: Any, max_model_len: int, *, takes_words: bool = False, takes_longer: bool = False
+) -> str:
     """What is wrong with a request; empty if nothing is."""
     if not isinstance(body, dict):
         return "the body is not an object"
     rules: dict[str, Callable[[Any], bool]] = {
         "messages": lambda value: isinstance(value, list),
-        "prompt": lambda value: isinstance(value, str | list) and len(value) <= 4 * MAX_MODEL_LEN,
+        "prompt": lambda value: isinstance(value, str | list) and len(value) <= 4 * max_model_len,
         "temperature": lambda value: isinstance(value, int | float) and value >= 0,
         "top_p": lambda value: 0 < value <= 1,
         "max_tokens": lambda value: takes_words or (isinstance(value, int) and value > 0),
@@ -121,7 +123,7 @@ def fault_of(body: Any, *, takes_words: bool = False, takes_longer: bool = False
     wrong = [name for name, rule in rules.items() if name in body and not rule(body[name])]
     if not {"messages", "prompt", "input"} & body.keys():
         wrong.append("messages")
-    is_long = isinstance(body.get("prompt"), list) and len(body["prompt"]) > MAX_MODEL_LEN
+    is_long = isinstance(body.get("prompt"), list) and len(body["prompt"]) > max_model_len
     if is_long and not takes_longer:
         wrong.append("prompt")
     return f"{wrong[0]} is wrong" if wrong else ""

@@ -59,6 +59,7 @@ class OpenAIDouble(Starlette):
         self.api_key = api_key
         self.admin_key = ""
         self.known = known
+        self.max_model_len = MAX_MODEL_LEN
         self.is_hanging = asyncio.Event()
         """Set once a request has come that gets no answer."""
         self.configuration = Configuration(
@@ -125,7 +126,7 @@ class OpenAIDouble(Starlette):
         if self.defect == "a list of models that never comes":
             await self._hang(request)
         entry = {"id": MODEL, "object": "model", "created": 1, "owned_by": self.owner}
-        entry["max_model_len"] = MAX_MODEL_LEN
+        entry["max_model_len"] = self.max_model_len
         if self.defect == "a model without its time":
             del entry["created"]
         entries = [entry] * (2 if self.defect == "a model listed twice" else 1)
@@ -139,7 +140,7 @@ class OpenAIDouble(Starlette):
 
     async def _statusz(self, _request: Request) -> Response:
         progress = {"running": self._running, "waiting": 0}
-        probe = {"passed": True, "limited": False, "proven_tokens": MAX_MODEL_LEN}
+        probe = {"passed": True, "limited": False, "proven_tokens": self.max_model_len}
         engine = {"generation": self.generation, "restarts": self.generation - 1}
         known = {"state": "READY", "engine": engine, "progress": progress, "probe": probe}
         served = asdict(self.configuration)
@@ -167,7 +168,7 @@ class OpenAIDouble(Starlette):
         body = await self._body(request)
         prompt = template(body) if "messages" in body else body["prompt"]
         ids = self._vocabulary.ids_of(prompt)
-        return JSONResponse({"count": len(ids), "max_model_len": MAX_MODEL_LEN, "tokens": ids})
+        return JSONResponse({"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids})
 
     async def _derender(self, request: Request) -> Response:
         self._admit(request)
@@ -193,7 +194,7 @@ class OpenAIDouble(Starlette):
     async def _completion(self, request: Request) -> Response:
         body = await self._body(request)
         self._completions += 1
-        is_longest = len(body["prompt"]) == MAX_MODEL_LEN - 1
+        is_longest = len(body["prompt"]) == self.max_model_len - 1
         if self.defect == "the longest prompt is 500" and is_longest:
             raise HTTPException(500, "the workspace is locked")
         if self.defect == "the 100th completion is 500" and self._completions == 100:
@@ -249,7 +250,9 @@ class OpenAIDouble(Starlette):
             raise HTTPException(404, f"there is no model {body['model']}")
         is_taken = self.defect == "max_tokens in words taken"
         is_longer = self.defect == "a prompt beyond the context taken"
-        if fault := fault_of(body, takes_words=is_taken, takes_longer=is_longer):
+        if fault := fault_of(
+            body, self.max_model_len, takes_words=is_taken, takes_longer=is_longer
+        ):
             raise HTTPException(500 if self.defect == "wrong requests are 500" else 400, fault)
         if isinstance(body.get("max_tokens"), str):
             return {**body, "max_tokens": None}

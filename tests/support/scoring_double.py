@@ -77,7 +77,7 @@ class ScoringDouble(OpenAIDouble):
         super().__init__(api_key=api_key)
         self.admin_key = admin_key
         self.peculiarity = peculiarity
-        self._max_tokens = max_tokens
+        self.max_model_len = max_tokens
         self._weights = self._loaded()
         self._generation = 1
         self._cached: set[int] = set()
@@ -103,11 +103,11 @@ class ScoringDouble(OpenAIDouble):
         entry = {"id": MODEL, "object": "model", "created": 1, "owned_by": "tests"}
         adapter = {**entry, "id": ADAPTER, "parent": MODEL}
         return JSONResponse(
-            {"object": "list", "data": [{**entry, "max_model_len": self._max_tokens}, adapter]}
+            {"object": "list", "data": [{**entry, "max_model_len": self.max_model_len}, adapter]}
         )
 
     async def _statusz(self, _request: Request) -> Response:
-        probe = {"passed": True, "limited": False, "proven_tokens": self._max_tokens}
+        probe = {"passed": True, "limited": False, "proven_tokens": self.max_model_len}
         engine = {"generation": self._generation, "restarts": self._generation - 1}
         known = {"state": "READY", "engine": engine, "progress": {}, "probe": probe}
         return JSONResponse({**known, "workspace": []})

@@ -478,7 +478,7 @@ class Strict(ScoringDouble):
         self._block_tokens = block_tokens
 
     async def _completed(self, body: Body, ids: list[int]) -> Body:
-        if len(ids) + body["max_tokens"] > self._max_tokens:
+        if len(ids) + body["max_tokens"] > self.max_model_len:
             raise HTTPException(400, "the prompt is too long")
         return await super()._completed(body, ids)
 

@@ -1,0 +1,111 @@
+"""A fault that is planted is found by the check that is meant for it, whatever else runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import pytest
+
+from double_defects import Defect
+from holdfast.verify import packages
+from holdfast.verify.baseline import Baseline
+from holdfast.verify.checks import ALL, oracle
+from holdfast.verify.options import Options
+from holdfast.verify.records import CheckStatus
+from scoring_faults import Peculiarity
+from toy_scorer import LONG_TOKENS, MAX_TOKENS
+from verified import not_passed, recorded, results
+from whole_double import WholeDouble
+
+pytestmark = pytest.mark.skipif(
+    not all(map(packages.has_module, packages.DISTRIBUTIONS)),
+    reason=f"packages that checks need are not installed: {packages.REMEDY}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedFault:
+    """What is wrong with a server, and every check that fails for it."""
+
+    found_by: str
+    """The check that is meant for it."""
+    follow: frozenset[str] = frozenset()
+    """Checks that see the same in another way."""
+    defect: Defect | Literal[""] = ""
+    peculiarity: Peculiarity = ""
+    max_tokens: int = MAX_TOKENS
+
+
+PLANTED = {
+    "a weight scaled by 1.01": PlantedFault(
+        "oracle.scores",
+        frozenset({"oracle.answers", "oracle.first_tokens"}),
+        peculiarity="a weight scaled by 1.01",
+    ),
+    "two rows swapped": PlantedFault("oracle.scores", peculiarity="two rows of the head swapped"),
+    "two rows of a batch swapped": PlantedFault(
+        "self.full_batch", peculiarity="two rows of a batch swapped"
+    ),
+    "the last block of a chunk dropped": PlantedFault(
+        "self.chunked",
+        frozenset({"oracle.answers", "oracle.scores"}),
+        peculiarity="the last block of a chunk dropped",
+    ),
+    "positions off by one after 4,096": PlantedFault(
+        "oracle.scores", peculiarity="positions off by one after 4,096", max_tokens=LONG_TOKENS
+    ),
+    "lm_head quantized": PlantedFault(
+        "oracle.scores",
+        frozenset({"oracle.answers", "oracle.first_tokens"}),
+        peculiarity="a quantized head",
+    ),
+    "one NaN row": PlantedFault("self.prefill", peculiarity="a NaN row"),
+    "a template changed by a space": PlantedFault(
+        "oracle.prompts", peculiarity="a template changed by a space"
+    ),
+    "a parser that drops the second call": PlantedFault(
+        "tools.parser", defect="the second call dropped"
+    ),
+    "usage off by one": PlantedFault("wire.usage", defect="completion_tokens off by one"),
+    "an SSE chunk split wrong": PlantedFault(
+        "wire.events",
+        frozenset({"tools.form", "tools.probe", "wire.provider_check"}),
+        defect="an event split wrong",
+    ),
+    "a stream that differs from its twin": PlantedFault(
+        "wire.stream_twin",
+        frozenset({"tools.stream_twin"}),
+        defect="a stream that drops a token",
+    ),
+}
+NOT_ASKED_FOR = dict.fromkeys(("skill.own_tasks", "skill.lm_eval"), CheckStatus.SKIPPED)
+
+
+@cache
+def baseline_of(max_tokens: int) -> Baseline:
+    """What a server that is well is recorded as."""
+    return recorded(WholeDouble(max_tokens=max_tokens))
+
+
+def judged(fault: PlantedFault) -> dict[str, CheckStatus]:
+    """What does not pass of all checks of `quick`, those that compare with a baseline included."""
+    options = Options(baseline_of(fault.max_tokens))
+    checks = [one for one in ALL if "quick" in one.profiles and oracle.is_asked_for(one, options)]
+    app = WholeDouble(fault.defect, fault.peculiarity, fault.max_tokens)
+    return not_passed(results(app, checks, "quick", options))
+
+
+@pytest.mark.parametrize("max_tokens", [MAX_TOKENS, LONG_TOKENS])
+def test_a_server_that_is_well_passes_every_check(max_tokens: int) -> None:
+    """Only what no flag asks for is skipped."""
+    assert judged(PlantedFault("", max_tokens=max_tokens)) == NOT_ASKED_FOR
+
+
+@pytest.mark.parametrize("fault", PLANTED.values(), ids=PLANTED)
+def test_a_planted_fault_is_found_by_its_check_and_by_no_accident(fault: PlantedFault) -> None:
+    """Every check of the profile runs, and those that fail are the ones that are named."""
+    made = judged(fault)
+    failed = {name for name, status in made.items() if status is CheckStatus.FAILED}
+    assert failed == {fault.found_by} | fault.follow
