@@ -159,6 +159,13 @@ def test_every_mode_of_thinking_is_asked() -> None:
     assert numbers["answers"] == 12
 
 
+def test_full_asks_every_prompt_three_times_in_each_mode() -> None:
+    """Once as a greedy answer, and twice as sampled ones."""
+    (made,) = results(OpenAIDouble(), MATRIX, "full").values()
+    assert made.status is CheckStatus.PASSED, made.reason
+    assert {number.name: number.value for number in made.numbers}["answers"] == 3 * 35 * 2
+
+
 def test_the_prompts_are_those_of_the_profiles() -> None:
     """Six of `standard`, thirty-five of `full`, each with a name of its own."""
     assert len({one.name for one in prompts()}) == len(prompts()) == 35

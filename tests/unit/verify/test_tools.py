@@ -22,7 +22,7 @@ from holdfast.verify.checks.tools.calls import Call, Turn, as_read
 from holdfast.verify.checks.tools.keywords import MAKERS, Case, cases
 from holdfast.verify.checks.tools.scenes import all_functions, all_scenes, triggers
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, CheckStatus
+from holdfast.verify.records import CheckResult, CheckStatus, Profile
 from openai_double import DERENDER, Body, OpenAIDouble
 from schema_keywords import limiting, used_by
 from unseeded_double import Unseeded
@@ -147,12 +147,38 @@ def test_scores_without_a_baseline_are_only_told() -> None:
     assert numbers["scenes, pass^1"].limit is None
 
 
-def test_pass_k_asks_for_each_try() -> None:
-    """In `full` a scene is played five times, and counts if it passes each time."""
-    (check,) = (check for check in OWN if check.name == "scenes")
-    (made,) = results(OpenAIDouble(), [check], "full").values()
-    names = {one.name: one.value for one in made.numbers}
-    assert names["scenes, pass^5"] <= names["scenes, pass@5"]
+class Rehearsed(OpenAIDouble):
+    """Counts how often a conversation with the functions of the scenes begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plays = 0
+
+    async def _chat(self, request: Request) -> Response:
+        body = await request.json()
+        is_scene = len(body.get("tools", ())) == len(all_functions())
+        self.plays += is_scene and len(body["messages"]) == 1
+        return await super()._chat(request)
+
+
+@pytest.mark.parametrize(("profile", "tries"), [("standard", 1), ("full", 5)])
+def test_pass_k_asks_for_each_try(profile: Profile, tries: int) -> None:
+    """A scene is played once or five times, and counts if it passes each time."""
+    app = Rehearsed()
+    (made,) = results(app, [check for check in OWN if check.name == "scenes"], profile).values()
+    numbers = {one.name: one for one in made.numbers}
+    every = numbers[f"scenes, pass^{tries}"]
+    assert (app.plays, every.of) == (12 * tries, 12)
+    assert every.value <= numbers.get(f"scenes, pass@{tries}", every).value
+
+
+def test_full_forces_two_hundred_calls_each_way() -> None:
+    """At once and as a stream."""
+    app = OpenAIDouble()
+    app.token_seconds = 0
+    (made,) = results(app, [check for check in OWN if check.name == "schemas"], "full").values()
+    assert made.status is CheckStatus.PASSED, made.reason
+    assert {one.name: one.value for one in made.numbers}["calls"] == 2 * 200
 
 
 def test_scenes_are_played_without_seeds_where_they_are_refused() -> None:
