@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jsonschema
@@ -24,6 +25,7 @@ from holdfast.verify.checks import ALL, oracle
 from holdfast.verify.checks.oracle import recording
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus, Profile, Request
+from holdfast.verify.report import as_json
 from holdfast.verify.runner import RunContext, run
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.survey import survey
@@ -38,24 +40,36 @@ OF_THE_MODEL = ("chat", "tools", "skill")
 BEYOND_RANDOM_WEIGHTS = (*OF_THE_MODEL, "self.needles", "wire.provider_check")
 """How the names of checks begin that random weights cannot pass."""
 
-BEYOND_TRAINED_WEIGHTS = ("tools.probe", "tools.replay", "skill.own_tasks", "skill.lm_eval")
-"""The checks that the trained demo does not pass: the first warns of its calls, as
+BEYOND_TRAINED_WEIGHTS: Mapping[str, CheckStatus] = MappingProxyType(
+    {
+        "tools.probe": CheckStatus.WARNED,
+        "tools.replay": CheckStatus.SKIPPED,
+        "skill.own_tasks": CheckStatus.SKIPPED,
+        "skill.lm_eval": CheckStatus.SKIPPED,
+    }
+)
+"""What comes of the checks that the trained demo does not pass: the first warns of its calls, as
 `docs/demo-model.md` says, and the others find nothing to judge in this server."""
 
 
 def beyond_the_demo() -> tuple[str, ...]:
     """Return how the names of checks begin that the weights of the package cannot pass."""
-    return BEYOND_TRAINED_WEIGHTS if is_trained() else BEYOND_RANDOM_WEIGHTS
+    return tuple(BEYOND_TRAINED_WEIGHTS) if is_trained() else BEYOND_RANDOM_WEIGHTS
 
 
-def of_standard(beyond: tuple[str, ...] = BEYOND_RANDOM_WEIGHTS) -> list[Check]:
-    """Return the checks of profile standard that a model can pass."""
+def is_left_to_chance(name: str) -> bool:
+    """Whether random weights decide what comes of a check, so that no test can name it."""
+    return not is_trained() and name.startswith(BEYOND_RANDOM_WEIGHTS)
+
+
+def of_standard() -> list[Check]:
+    """Return the checks of profile standard that a model with random weights can pass."""
     return [
         check
         for check in ALL
         if "standard" in check.profiles
         and oracle.is_asked_for(check, Options())
-        and not check.full_name.startswith(beyond)
+        and not check.full_name.startswith(BEYOND_RANDOM_WEIGHTS)
     ]
 
 
@@ -77,6 +91,11 @@ class Run:
     def report(self) -> dict[str, Any]:
         """Its report.json."""
         return dict(json.loads((self.directory / "report.json").read_text()))
+
+    @property
+    def results(self) -> dict[str, CheckResult]:
+        """What it reports of each check, by their full names."""
+        return {f"{one.group}.{one.name}": one for one in as_json.read(self.directory).checks}
 
     def named(self, *statuses: CheckStatus) -> list[str]:
         """The checks that have one of some statuses: `wire.models`."""
