@@ -12,8 +12,19 @@ from typing import Any
 import pytest
 
 from holdfast.verify.checks import ALL, oracle, soak
+from holdfast.verify.checks.survive import clients
+from holdfast.verify.other_programs import path_of
+from holdfast.verify.records import CheckStatus
 from servers import SMALL, Server, running
-from verified import OF_THE_MODEL, Run, beyond_the_demo, require_report, verified_at
+from verified import (
+    BEYOND_TRAINED_WEIGHTS,
+    OF_THE_MODEL,
+    Run,
+    beyond_the_demo,
+    is_left_to_chance,
+    require_report,
+    verified_at,
+)
 
 MINUTES = float(os.environ.get("SOAK_VERIFY_MINUTES", "20"))
 LEAST_JUDGED_MINUTES = 10
@@ -24,6 +35,8 @@ FULL_SECONDS = 3 * 3600.0
 READY_SECONDS = 600.0
 ADMIN_KEY = "of-an-operator"
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
+PROGRAMS = {"survive.guidellm": clients.GUIDELLM, "survive.aiperf": clients.AIPERF}
+"""What is not made where its program is not installed."""
 MET = {check.full_name for check in oracle.comparing.CHECKS}
 
 
@@ -58,11 +71,18 @@ def wrong(run: Run) -> Mapping[str, str]:
     }
 
 
+def never_made() -> set[str]:
+    """The checks that a run without further flags skips, also where their program is missing."""
+    absent = {name for name, program in PROGRAMS.items() if path_of(program) is None}
+    without = {name for name, one in BEYOND_TRAINED_WEIGHTS.items() if one is CheckStatus.SKIPPED}
+    return {"self.beside_adapter", "survive.death"} | without | absent
+
+
 @pytest.mark.timeout(FULL_SECONDS + 600)
 def test_everything_passes_on_the_demo(server: Server, tmp_path: Path) -> None:
     """What these weights cannot pass, as docs/demo-model.md says, is not judged.
 
-    Of what a model says, they promise only the profile `quick`.
+    Of what a model says, they promise `quick` and `standard`; `full` asks for more.
     """
     key = tmp_path / "key"
     key.write_text(f"{ADMIN_KEY}\n")
@@ -76,6 +96,10 @@ def test_everything_passes_on_the_demo(server: Server, tmp_path: Path) -> None:
         if not name.startswith(beyond) and (name in quick or not name.startswith(OF_THE_MODEL))
     }
     assert judged == {}
+    skipped = set(run.named(CheckStatus.SKIPPED))
+    assert {name for name in skipped if not is_left_to_chance(name)} == {
+        name for name in never_made() if not is_left_to_chance(name)
+    }
 
 
 @pytest.mark.timeout(RUNS * RUN_SECONDS)
