@@ -203,10 +203,14 @@ def results(
 
 
 def results_at(
-    url: str, checks: Sequence[Check], options: Options | None = None, api_key: str = ""
+    url: str,
+    checks: Sequence[Check],
+    options: Options | None = None,
+    api_key: str = "",
+    profile: Profile = "standard",
 ) -> dict[str, CheckResult]:
-    """What comes of some checks against a server of another process, in profile standard."""
-    made, _ = asyncio.run(_judged(Target(url, api_key), checks, "standard", options))
+    """What comes of some checks against a server of another process."""
+    made, _ = asyncio.run(_judged(Target(url, api_key), checks, profile, options))
     return made
 
 
