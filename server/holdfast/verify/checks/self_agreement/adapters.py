@@ -57,7 +57,7 @@ CHECKS = (
         "beside_adapter",
         "self",
         beside_adapter,
-        "Beside a LoRA adapter, the base model gets the log-probs it gets alone (not in `quick`).",
+        "The base model gets the log-probs that it gets alone, beside requests to a LoRA adapter.",
         profiles=FROM_STANDARD,
         needs=("completions",),
         deadline_seconds=300.0,
