@@ -10,6 +10,7 @@ with a baseline by `agreement` and `baseline`, and shows the verdict of a run wi
     target           the server over HTTP: every wait has a deadline
     waiting          waits for a server that limits its requests
     survey           what the server is: models, abilities, versions, and with Holdfast its status
+    denials          does a server say that it takes no functions, or does it take them and fail?
     vitals           what `/metrics` says of a server: memory, requests, deaths
     course           what became of Holdfast's engines during the run
     trial            what a check is given: it asks the server, and notes numbers and faults

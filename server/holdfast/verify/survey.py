@@ -22,6 +22,7 @@ from holdfast.verify.answers import (
     is_absent,
     shortened,
 )
+from holdfast.verify.denials import denies_tools
 from holdfast.verify.records import HoldfastFacts, Request, Server
 from holdfast.verify.redaction import redacted
 from holdfast.verify.target import Answer, NoAnswerError, Target
@@ -34,14 +35,10 @@ _OK = 200
 _KEY_REFUSED = (401, 403)
 _LATER = (408, TOO_MANY)
 """Statuses of a route that is there, and has no time now."""
-_TOOLS = r"\b(?:tools?|function call\w*)\b(?!\[|[ -](?:call\w*[ -])?(?:parser|template|schema))"
-_NO_TOOLS = re.compile(
-    rf"{_TOOLS}.{{0,40}}\b(?:requires?|unsupported|disabled"
-    r"|not (?:supported|available|enabled|allowed))\b"
-    rf"|\b(?:unsupported|not support(?:ed)?)\b(?! operand| type| schema).{{0,40}}{_TOOLS}",
-    re.IGNORECASE,
-)
-"""How a server says that it takes no functions; a parser that crashes says something else."""
+_UNAVAILABLE = 503
+"""Of a server that has no time now, or lacks a part: it says nothing of what it can do."""
+_UNAVAILABLE = 503
+"""Of a server that has no time now, or whose part is down, which says nothing of its abilities."""
 _SURVEY_SECONDS = 60.0
 _MOST_FACT_CHARACTERS = 10_000
 """Of what a server says of itself, such as a flag with a document in it: a report repeats it."""
@@ -258,7 +255,8 @@ async def _refusal_of_tools(target: Target, server: Server) -> str:
     if answer is None or answer.status == _OK:
         return ""
     said = _error_of(answer)
-    is_denied = not server.is_vllm and _NO_TOOLS.search(said) is not None
+    is_told = answer.status != _UNAVAILABLE and not server.is_vllm
+    is_denied = is_told and denies_tools(said)
     return f"{said} (HTTP {answer.status})" if is_denied or not _is_there(answer, server) else ""
 
 

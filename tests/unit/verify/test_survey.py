@@ -129,23 +129,45 @@ class Toolless(OpenAIDouble):
 OF_LLAMA = "tools param requires --jinja flag"
 
 
+NO_TOOLS = (
+    OF_LLAMA,
+    "Unsupported param: tools",
+    "unsupported parameter 'tools'",
+    "this model does not support function calling",
+    "registry/library/m:1b does not support tools",
+    "the model doesn't support tool use",
+    "Tool use is not enabled on this server",
+    "tool calling is disabled",
+    "tools are not supported",
+    "tool_calls not supported",
+    "no endpoints found that support tool use",
+)
+CRASHES = (
+    "out of memory",
+    "extract_tool_calls() missing 1 required positional argument: 'request'",
+    "tool parser: 'NoneType' object is not subscriptable",
+    "unsupported operand type(s) for +: 'Tool' and 'str'",
+    "Tool parser 'hermes' requires transformers>=4.51",
+    "The tool-call parser is not available",
+    "tool template is not supported by minja: unexpected token",
+    "unsupported schema in tools[0]: this keyword is not supported",
+    "Failed to render template: tools: operator + not supported for undefined",
+    "KeyError while rendering tools: filter 'tojson' is not supported",
+    "grammar for tools not supported: failed to parse grammar",
+    "tool parsing backend is not available",
+    "Internal error: tool call id requires a string",
+)
+
+
 @pytest.mark.parametrize(
     ("status", "said", "is_able"),
     [
-        (500, OF_LLAMA, False),
-        (500, "Unsupported param: tools", False),
-        (500, "this model does not support function calling", False),
-        (503, "Tool use is not enabled on this server", False),
+        *((500, said, False) for said in NO_TOOLS),
+        *((500, said, True) for said in CRASHES),
+        (503, "tool parsing backend is not available", True),
+        (503, "Tool use is not enabled on this server", True),
         (501, "no such luck", False),
         (400, "no such luck", False),
-        (500, "out of memory", True),
-        (500, "extract_tool_calls() missing 1 required positional argument: 'request'", True),
-        (500, "tool parser: 'NoneType' object is not subscriptable", True),
-        (500, "unsupported operand type(s) for +: 'Tool' and 'str'", True),
-        (500, "Tool parser 'hermes' requires transformers>=4.51", True),
-        (500, "The tool-call parser is not available", True),
-        (500, "tool template is not supported by minja: unexpected token", True),
-        (500, "unsupported schema in tools[0]: this keyword is not supported", True),
     ],
 )
 def test_a_server_that_says_that_it_has_no_tools_has_none(

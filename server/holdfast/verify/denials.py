@@ -1,0 +1,25 @@
+"""Does a server say that it takes no functions, or does it take them and fail?"""
+
+from __future__ import annotations
+
+import re
+
+_TOOLS = r"(?:tools?|tool[ _-]?(?:use|calls?|calling)|function[ _-]?call(?:s|ing)?|functions)"
+_NO_TOOLS = re.compile(
+    r"\btools param requires\b"
+    rf"|\b{_TOOLS} (?:is |are )?not (?:supported|enabled|available|allowed)\b"
+    rf"|\b{_TOOLS} (?:is |are )?(?:unsupported|disabled)\b"
+    rf"|(?:\bnot|n't|\bcannot) support (?:\w+ )?{_TOOLS}\b"
+    rf"|\bno \w+ (?:\w+ )?(?:that )?supports? {_TOOLS}\b"
+    rf"|\bunsupported (?:\w+:? )?[`'\"]?{_TOOLS}(?![\w\[.])",
+    re.IGNORECASE,
+)
+_FAILURE = re.compile(
+    r"templat|render|grammar|filter|operator|operand|backend|schema|pars(?:er|ing)", re.IGNORECASE
+)
+"""Of what fails where functions are taken, in words that may be those of a denial."""
+
+
+def denies_tools(said: str) -> bool:
+    """Whether an error says that the server takes no functions."""
+    return _NO_TOOLS.search(said) is not None and _FAILURE.search(said) is None
