@@ -114,6 +114,11 @@ class OpenAIDouble(Starlette):
         self.router.routes = [one for one in routes if getattr(one, "path", "") not in paths]
         return self
 
+    def listing(self, *paths: str) -> Self:
+        """Name these paths among its routes, whether or not it has them."""
+        self._paths += paths
+        return self
+
     def owned_by(self, owner: str) -> Self:
         """Be of another make than Holdfast from now on, and name the owner of the model."""
         self.owner = owner

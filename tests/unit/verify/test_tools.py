@@ -372,6 +372,19 @@ def test_a_server_that_parses_nothing_on_request_is_not_blamed(status: int) -> N
     (made,) = results(Unparsing(status), REPLAY).values()
     assert made.status is CheckStatus.SKIPPED
     assert "--enable-scale-out" in made.remedy
+    (made,) = results(Unparsing(status).listing(DERENDER).owned_by("openai"), REPLAY).values()
+    assert made.status is CheckStatus.SKIPPED
+
+
+@pytest.mark.usefixtures("_canitoolcall")
+@pytest.mark.parametrize("owner", ["", "vllm"], ids=("Holdfast", "vLLM"))
+@pytest.mark.parametrize("status", [404, 405, 501, 302])
+def test_a_listed_route_of_vllm_has_to_parse(status: int, owner: str) -> None:
+    """It is listed only where the server was started with it."""
+    app = Unparsing(status).listing(DERENDER)
+    (made,) = results(app.owned_by(owner) if owner else app, REPLAY).values()
+    assert made.status is CheckStatus.FAILED
+    assert f"{DERENDER} answered {status}" in made.reason
 
 
 @pytest.mark.usefixtures("_canitoolcall")

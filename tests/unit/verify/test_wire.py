@@ -422,7 +422,6 @@ class Elsewhere(OpenAIDouble):
     def __init__(self, status: int) -> None:
         super().__init__()
         self._status = status
-        self.without("/statusz")
 
     async def _refused(self, request: Request, error: Exception) -> Response:
         refusal = await super()._refused(request, error)
@@ -439,7 +438,7 @@ class Elsewhere(OpenAIDouble):
 @pytest.mark.parametrize("status", [404, 405, 501, 302])
 def test_a_route_that_is_not_there_may_say_so_in_several_ways(status: int) -> None:
     """With 404, 405 or 501, or by sending the client elsewhere, also where it is listed."""
-    made = results(Elsewhere(status), [*REFUSALS, *TYPED])
+    made = results(Elsewhere(status).without("/statusz"), [*REFUSALS, *TYPED])
     skipped = dict.fromkeys(("wire.responses", "wire.messages"), CheckStatus.SKIPPED)
     assert not_passed(made) == skipped
     assert f"answered {status}" in made["wire.responses"].reason
@@ -447,6 +446,25 @@ def test_a_route_that_is_not_there_may_say_so_in_several_ways(status: int) -> No
 
 class Missing(OpenAIDouble):
     """Lists responses, and does not have them."""
+
+@pytest.mark.parametrize("owner", ["", "vllm"], ids=("Holdfast", "vLLM"))
+@pytest.mark.parametrize(
+    ("status", "judged"),
+    [
+        (404, CheckStatus.PASSED),
+        (405, CheckStatus.PASSED),
+        (501, CheckStatus.FAILED),
+        (302, CheckStatus.FAILED),
+    ],
+)
+def test_vllm_says_with_404_or_405_that_it_has_no_route(
+    status: int, judged: CheckStatus, owner: str
+) -> None:
+    """Any other status is a fault."""
+    app = Elsewhere(status)
+    (made,) = results(app.owned_by(owner) if owner else app, REFUSALS).values()
+    assert made.status is judged, made.reason
+
 
     async def _responses(self, _request: Request) -> Response:
         return JSONResponse({}, 404)

@@ -76,8 +76,12 @@ async def _suitable(trial: Trial) -> list[tuple[Fixture, Family]]:
 
     Raises:
         SkippedError: the server does not parse on request, or it is not known what it parses.
+        UnexpectedStatusError: it is vLLM's, lists the route, and does not have it.
     """
     answer = await trial.admitted(partial(trial.ask, DERENDER, {}))
+    is_promised = trial.server.is_vllm and DERENDER in trial.server.routes
+    if is_promised and is_absent(answer.status):
+        raise UnexpectedStatusError(answer)
     if answer.status == _FORBIDDEN or is_absent(answer.status):
         why = "the server does not parse the tokens of an answer"
         raise SkippedError(why, "start vLLM or Holdfast with --enable-scale-out")
