@@ -22,14 +22,14 @@ _FRONT = "process_resident_memory_bytes"
 _ENGINE = "holdfast_engine_host_memory_bytes"
 _DEATHS = "holdfast_engine_deaths_total"
 _STARTED = "process_start_time_seconds"
-_REQUESTS = (
-    *("vllm:num_requests_running", "vllm:num_requests_waiting"),
-    *("sglang:num_running_reqs", "sglang:num_queue_reqs"),
-)
+_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
+_REQUESTS = (*_RUNNING, "vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _ASKED_FOR = 'cause="requested"'
 """Of an engine that an operator restarts."""
 _OF_ONE_PRIORITY = re.compile(r'(?:^|,) *priority="[^"]')
 """SGLang also counts the requests of each priority, beside a total whose priority is empty."""
+_OF_A_ROUTER = re.compile(r'(?:^|,) *server="')
+"""vLLM's production-stack router counts by itself, and never ends one whose client has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class Vitals:
     """Since 1970: when the server's own process started, at which it counts from 0."""
     requests: float | None = None
     """Of all engines, those that run and those that wait, where vLLM or SGLang tells of them."""
+    engines: int = 0
+    """How many of them tell of requests."""
 
 
 async def ask_vitals(target: Target, *, is_holdfast: bool) -> Vitals:
@@ -67,6 +69,7 @@ def read_vitals(page: str, *, is_holdfast: bool) -> Vitals:
     deaths: float | None = None
     started_at_seconds: float | None = None
     requests: float | None = None
+    engines = 0
     for name, labels, said in _LINE.findall(page):
         value = _number(said)
         if name in wanted and value is not None:
@@ -75,10 +78,12 @@ def read_vitals(page: str, *, is_holdfast: bool) -> Vitals:
             deaths = (deaths or 0.0) + value
         if name == _STARTED:
             started_at_seconds = value
-        if name in _REQUESTS and value is not None and not _OF_ONE_PRIORITY.search(labels):
+        is_apart = _OF_ONE_PRIORITY.search(labels) or _OF_A_ROUTER.search(labels)
+        if name in _REQUESTS and value is not None and not is_apart:
             requests = (requests or 0.0) + value
+            engines += name in _RUNNING
     memory_bytes = sum(memory.values()) if len(memory) == len(wanted) else None
-    return Vitals(memory_bytes, deaths, started_at_seconds, requests)
+    return Vitals(memory_bytes, deaths, started_at_seconds, requests, engines)
 
 
 def _number(said: str) -> float | None:

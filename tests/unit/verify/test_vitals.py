@@ -51,19 +51,26 @@ sglang:num_queue_reqs{priority="7",model_name="m"} 1.0
 
 
 @pytest.mark.parametrize(
-    ("page", "requests"),
+    ("page", "requests", "engines"),
     [
-        ('vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting 3.0\n', 5.0),
-        ('vllm:num_requests_running{engine="0"} 2\nvllm:num_requests_running{engine="1"} 1\n', 3.0),
-        ("sglang:num_running_reqs 0.0\nsglang:num_queue_reqs 4.0\n", 4.0),
-        (PRIORITIES, 4.0),
-        ("vllm:num_requests_running_ever 9.0\n", None),
-        ("vllm:num_requests_running NaN\n", None),
+        ('vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting 3.0\n', 5.0, 1),
+        (
+            'vllm:num_requests_running{engine="0"} 2\nvllm:num_requests_running{engine="1"} 1\n',
+            3.0,
+            2,
+        ),
+        ("sglang:num_running_reqs 0.0\nsglang:num_queue_reqs 4.0\n", 4.0, 1),
+        (PRIORITIES, 4.0, 1),
+        ('vllm:num_requests_running{server="http://engine:8000"} 4.0\n', None, 0),
+        ("vllm:num_requests_running_ever 9.0\n", None, 0),
+        ("vllm:num_requests_running NaN\n", None, 0),
     ],
 )
-def test_requests_that_run_and_wait_are_counted(page: str, requests: float | None) -> None:
+def test_requests_that_run_and_wait_are_counted(
+    page: str, requests: float | None, engines: int
+) -> None:
     """Those of all engines, as vLLM and SGLang tell them."""
-    assert read_vitals(page, is_holdfast=False) == Vitals(requests=requests)
+    assert read_vitals(page, is_holdfast=False) == Vitals(requests=requests, engines=engines)
 
 
 def test_a_limit_of_requests_is_waited_for() -> None:
@@ -75,4 +82,4 @@ def test_a_limit_of_requests_is_waited_for() -> None:
         async with serving(app) as client, Target(str(client.base_url)) as target:
             return await ask_vitals(target, is_holdfast=False)
 
-    assert asyncio.run(asked()) == Vitals(deaths=0.0, requests=0.0)
+    assert asyncio.run(asked()) == Vitals(deaths=0.0, requests=0.0, engines=1)

@@ -16,7 +16,7 @@ from double_defects import Defect
 from double_limits import AlternatingDouble
 from double_model import Generated
 from holdfast.verify.checks import wire
-from holdfast.verify.checks.wire import streams
+from holdfast.verify.checks.wire import leaving
 from holdfast.verify.records import CheckStatus
 from holdfast.verify.report import as_json
 from openai_double import MODEL, Body, OpenAIDouble
@@ -101,7 +101,8 @@ def test_a_server_that_is_well_passes() -> None:
 @pytest.mark.parametrize("defect", FOUND_BY)
 def test_a_defect_is_found_by_its_check(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other one fails; those that need what is broken are inconclusive."""
-    monkeypatch.setattr(streams, "_FREED_SECONDS", 0.5)
+    monkeypatch.setattr(leaving, "_FREED_SECONDS", 0.5)
+    monkeypatch.setattr(leaving, "_TIMED_TOKENS", 32)
     made = results(OpenAIDouble(defect), OWN)
     failed = {name for name, status in not_passed(made).items() if status is CheckStatus.FAILED}
     assert failed == {f"wire.{FOUND_BY[defect]}"}
@@ -169,10 +170,11 @@ class Shared(OpenAIDouble):
         super().__init__(defect)
         self._running = others
         self._later = later
+        self._streams = 0
 
     async def _completion(self, request: Request) -> Response:
-        body = await request.json()
-        if body["prompt"] == streams.LONG_PROMPT and not body.get("stream"):
+        self._streams += "stream" in await request.json()
+        if self._streams == 5:  # the last that a client leaves, after one that is only timed
             self._running += self._later
         return await super()._completion(request)
 
@@ -190,7 +192,7 @@ def test_requests_of_others_are_not_blamed(
     app: Shared, status: CheckStatus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what runs besides them can be what clients left."""
-    monkeypatch.setattr(streams, "_FREED_SECONDS", 0.5)
+    monkeypatch.setattr(leaving, "_FREED_SECONDS", 0.5)
     (made,) = results(app, LEAVES).values()
     assert made.status is status, made.reason
 
@@ -219,7 +221,7 @@ def test_requests_are_counted_on_other_servers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By what their metrics tell of requests that run and wait."""
-    monkeypatch.setattr(streams, "_GAUGED_SECONDS", 0.5)
+    monkeypatch.setattr(leaving, "_GAUGED_SECONDS", 0.5)
     app = Shared(others, later, defect).without("/statusz")
     app.gauges, app.token_seconds = gauges, 0.01
     (made,) = results(app, LEAVES).values()
@@ -292,7 +294,7 @@ def test_a_count_that_is_not_told_is_asked_for_again(
     app: Uncounting, status: CheckStatus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server reports it at other times, so the check may not say that it does not."""
-    monkeypatch.setattr(streams, "_GAUGED_SECONDS", 0.7)
+    monkeypatch.setattr(leaving, "_GAUGED_SECONDS", 0.7)
     app.without("/statusz", "/v1/chat/completions")
     (made,) = results(app, LEAVES).values()
     assert made.status is status, made.reason
@@ -445,9 +447,6 @@ def test_a_route_that_is_not_there_may_say_so_in_several_ways(status: int) -> No
     assert f"answered {status}" in made["wire.responses"].reason
 
 
-class Missing(OpenAIDouble):
-    """Lists responses, and does not have them."""
-
 @pytest.mark.parametrize("owner", ["", "vllm"], ids=("Holdfast", "vLLM"))
 @pytest.mark.parametrize(
     ("status", "judged"),
@@ -466,6 +465,9 @@ def test_vllm_says_with_404_or_405_that_it_has_no_route(
     (made,) = results(app.owned_by(owner) if owner else app, REFUSALS).values()
     assert made.status is judged, made.reason
 
+
+class Missing(OpenAIDouble):
+    """Lists responses, and does not have them."""
 
     async def _responses(self, _request: Request) -> Response:
         return JSONResponse({}, 404)

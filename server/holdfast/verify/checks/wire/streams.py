@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from holdfast.verify.answers import dig, dig_or, is_absent
+from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import Check
 from holdfast.verify.checks.wire.asking import PROMPT, each, judge_each
 from holdfast.verify.checks.wire.forms import FINISH_REASONS
-from holdfast.verify.records import Request
 from holdfast.verify.streams import StreamedAnswer, delta_reasoning, delta_text
-from holdfast.verify.survey import ask_holdfast
-from holdfast.verify.target import NoAnswerError
-from holdfast.verify.trial import CHAT, InconclusiveError, SkippedError, Trial
-from holdfast.verify.vitals import read_vitals
+from holdfast.verify.trial import CHAT, SkippedError, Trial
 
-_OK = 200
-_SERVER_ERROR = 500
 _KINDS = {True: "chat.completion.chunk", False: "text_completion"}
 """By whether it is a chat."""
 _MIN_EVENTS = 8
@@ -30,45 +20,6 @@ _LONG_CHARACTERS = 48
 _EARLY_SHARE = 1 / 3
 """Of the events with text: as many at least come before the last arrival."""
 _TRIES = 3
-LONG_PROMPT = "Count from one to one thousand in words: one, two, three, four,"
-"""It takes many tokens to answer."""
-_LONG_TOKENS = 512
-_ENDLESS_TOKENS = 4096
-"""With `ignore_eos`: a small model on a CPU also takes several seconds for them."""
-_TIMED_TOKENS = 32
-"""These tell how long all of them take."""
-_LEAVING = 4
-"""Clients."""
-_STARTED_BYTES = 256
-_FREED_SECONDS = 30.0
-_GAUGED_SECONDS = 60.0
-"""For other servers: SGLang may update its gauges only after it has been idle for 30 s."""
-_EARLY_END_SHARE = 2 / 3
-"""Of the time that an answer takes: requests that end by then did not end by themselves."""
-_TELLING_SECONDS = 1.0
-"""A busy client may find requests ended as late as this, though the server has ended them."""
-_TELLING_OTHERS_SECONDS = 5.0
-"""SGLang ends a request 2 s after its client has left."""
-_LAG_SECONDS = 25.0
-"""A gauge that falls after more may be one that SGLang updates late."""
-_LOST_COUNT = "the server did not answer how many requests it has"
-_UNCOUNTED = (
-    "the server does not report how many requests it has, so the check saw only that it answers "
-    "after its clients left, and not that their requests ended"
-)
-_POLL_SECONDS = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    """What came of the requests whose clients left."""
-
-    ran_seconds: float
-    """They were last seen to run this long after their clients had left."""
-    waited_seconds: float
-    is_freed: bool
-    has_others: bool
-    """Whether other clients also had requests."""
 
 
 async def events(trial: Trial) -> None:
@@ -170,128 +121,6 @@ def _text_of(document: dict[str, Any]) -> str:
     return "".join(delta_reasoning(choice) + delta_text(choice) for choice in choices)
 
 
-async def client_leaves(trial: Trial) -> None:
-    """What a client no longer waits for is not worked on, and does not hinder others."""
-    is_vllm = trial.server.is_vllm
-    most = _ENDLESS_TOKENS if is_vllm else _LONG_TOKENS
-    tokens = min(most, (trial.server.max_model_len or most) // 2)
-    options = {"ignore_eos": True} if is_vllm else {}
-    await judge_each(trial, _judge_leaving, LONG_PROMPT, max_tokens=tokens, **options)
-
-
-async def _judge_leaving(trial: Trial, path: str, body: dict[str, Any]) -> None:
-    before = await _requests_before(trial)
-    would_take_seconds = 0.0
-    if before is not None:
-        would_take_seconds = await _whole_seconds(trial, path, body)
-    for _ in range(_LEAVING):
-        status = await trial.leave(path, body, after_bytes=_STARTED_BYTES)
-        if status != _OK:
-            raise InconclusiveError(f"a stream was answered {status}, so no client left one")
-    left_at_seconds = time.monotonic()
-    await trial.post(path, {**body, "max_tokens": 1})
-    if before is None:
-        if not trial.warnings:  # once is enough for both APIs
-            trial.warn(_UNCOUNTED)
-        return
-    wait = await _wait_until_freed(trial, before, left_at_seconds)
-    _judge_wait(trial, path, wait, would_take_seconds)
-
-
-async def _whole_seconds(trial: Trial, path: str, body: dict[str, Any]) -> float:
-    """How long the answer that clients leave would take, from its first event to its last.
-
-    The rest of an answer that no end of a text ends takes as long as its beginning, token by token.
-    """
-    tokens = body["max_tokens"]
-    timed_tokens = min(_TIMED_TOKENS, tokens) if "ignore_eos" in body else tokens
-    stream = await trial.stream(path, {**body, "max_tokens": timed_tokens})
-    times = [event.at_seconds for event in stream.frames.events]
-    return (times[-1] - times[0]) * tokens / timed_tokens if times else 0.0
-
-
-async def _wait_until_freed(trial: Trial, before: float, left_at_seconds: float) -> _Wait:
-    """Wait until the server has no more requests than before, or for too long."""
-    limit_seconds = _FREED_SECONDS if trial.server.holdfast else _GAUGED_SECONDS
-    ran_seconds = most = 0.0
-    while True:
-        now = await _requests_now(trial)
-        waited_seconds = time.monotonic() - left_at_seconds
-        is_freed = now is not None and now <= before
-        if now is not None and not is_freed:
-            ran_seconds, most = waited_seconds, max(most, now)
-        if is_freed or waited_seconds > limit_seconds:
-            if now is None:
-                raise InconclusiveError(_LOST_COUNT)
-            return _Wait(ran_seconds, waited_seconds, is_freed, bool(before) or most > _LEAVING)
-        await asyncio.sleep(_POLL_SECONDS)
-
-
-def _judge_wait(trial: Trial, path: str, wait: _Wait, would_take_seconds: float) -> None:
-    if wait.is_freed:
-        trial.measure(f"freed after, {path}", wait.waited_seconds, "s")
-        if wait.waited_seconds < _EARLY_END_SHARE * would_take_seconds:
-            return
-    is_vllm = trial.server.is_vllm
-    is_long = would_take_seconds >= (_TELLING_SECONDS if is_vllm else _TELLING_OTHERS_SECONDS)
-    may_lag = not is_vllm and wait.ran_seconds > _LAG_SECONDS
-    is_late = wait.ran_seconds >= _EARLY_END_SHARE * would_take_seconds
-    is_leak = not wait.is_freed or (is_long and is_late and not may_lag)
-    if is_leak and wait.has_others:
-        raise InconclusiveError("other clients also have requests in the engine")
-    would_end = f"would have ended by themselves after about {would_take_seconds:.1f} s"
-    if not wait.is_freed:
-        said = f"requests still run {wait.waited_seconds:.0f} s after their clients left"
-        trial.blame(f"{path}: {said}")
-    elif is_leak:
-        said = f"requests ran for {wait.ran_seconds:.1f} s after their clients left"
-        trial.blame(f"{path}: {said}, and {would_end}")
-    else:
-        said = f"requests had ended {wait.waited_seconds:.1f} s after their clients left"
-        unknown = "so the check does not know whether the server ended them"
-        trial.warn(f"{path}: {said}, and {would_end}, {unknown}")
-
-
-async def _requests_before(trial: Trial) -> float | None:
-    """How many requests the server has before clients leave; None if it never says.
-
-    Raises:
-        InconclusiveError: it does not say now.
-    """
-    try:
-        before = await _requests(trial)
-    except NoAnswerError as error:
-        raise InconclusiveError(f"{_LOST_COUNT}: {error}") from None
-    if before is None and trial.server.holdfast is not None:
-        raise InconclusiveError(_LOST_COUNT)
-    return before
-
-
-async def _requests_now(trial: Trial) -> float | None:
-    """How many requests the server says that it has; None if it does not say now."""
-    try:
-        return await _requests(trial)
-    except NoAnswerError:
-        return None
-
-
-async def _requests(trial: Trial) -> float | None:
-    """How many requests the server says that it has; None if what it answers does not say it.
-
-    Raises:
-        NoAnswerError: it does not answer, or not now.
-        InconclusiveError: it lets no request in.
-    """
-    if trial.server.holdfast is not None:
-        facts = await ask_holdfast(trial.target)
-        return facts.running if facts else None
-    request = Request("GET", "/metrics")
-    answer = await trial.admitted(partial(trial.target.ask, request), _FREED_SECONDS)
-    if answer.status >= _SERVER_ERROR and not is_absent(answer.status):
-        raise NoAnswerError(request, f"it answered {answer.status}")
-    return read_vitals(answer.text, is_holdfast=False).requests if answer.status == _OK else None
-
-
 CHECKS = (
     Check(
         "events",
@@ -306,10 +135,4 @@ CHECKS = (
         "Without `include_usage`, every event of a stream has a choice.",
     ),
     Check("incremental", "wire", incremental, "A stream arrives while it is written."),
-    Check(
-        "client_leaves",
-        "wire",
-        client_leaves,
-        "Clients that disconnect during a stream do not affect others, and free the engine.",
-    ),
 )

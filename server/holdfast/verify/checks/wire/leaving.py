@@ -1,0 +1,243 @@
+"""Does a client that disconnects free the engine?"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from holdfast.verify.answers import is_absent
+from holdfast.verify.check import Check
+from holdfast.verify.checks.wire.asking import judge_each
+from holdfast.verify.records import Request
+from holdfast.verify.survey import ask_holdfast
+from holdfast.verify.target import NoAnswerError
+from holdfast.verify.trial import InconclusiveError, Trial
+from holdfast.verify.vitals import Vitals, read_vitals
+
+_OK = 200
+_SERVER_ERROR = 500
+_SGLANG_OWNER = "sglang"
+"""`owned_by` of every model that SGLang serves."""
+LONG_PROMPT = "Count from one to one thousand in words: one, two, three, four,"
+"""It takes many tokens to answer."""
+_LONG_TOKENS = 512
+_ENDLESS_TOKENS = 4096
+"""With `ignore_eos`: a small model on a CPU also takes several seconds for them."""
+_TIMED_TOKENS = 256
+"""These tell how long all of them take: of fewer, a pause of the machine would be a large part."""
+_LEAVING = 4
+"""Clients."""
+_STARTED_BYTES = 256
+_FREED_SECONDS = 30.0
+_GAUGED_SECONDS = 60.0
+"""For other servers: SGLang may update its gauges only after it has been idle for 30 s."""
+_ABORTED_SECONDS = 5.0
+"""vLLM ends a request at its next step, however long the answer would take."""
+_EARLY_END_SHARE = 2 / 3
+"""Of the time that an answer takes: requests that end by then did not end by themselves."""
+_TELLING_SECONDS = 1.0
+"""A busy client may find requests ended as late as this, though the server has ended them."""
+_TELLING_OTHERS_SECONDS = 5.0
+"""SGLang ends a request 2 s after its client has left."""
+_REFRESHED_FROM_SECONDS = 5.0
+"""A gauge of SGLang keeps its value until a request begins, which is of use only after the 2 s."""
+_REFRESHED_EACH_SECONDS = 1.0
+_LOST_COUNT = "the server did not answer how many requests it has"
+_UNCOUNTED = (
+    "the server does not report how many requests it has, so the check saw only that it answers "
+    "after its clients left, and not that their requests ended"
+)
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """How fast the server writes the answer that clients leave."""
+
+    first_seconds: float
+    """Until its first event: no step of the engine takes longer for these requests."""
+    whole_seconds: float
+    """From its first event to its last."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """What came of the requests whose clients left."""
+
+    ran_seconds: float
+    """They certainly ran this long after their clients had left."""
+    waited_seconds: float
+    is_freed: bool
+    has_others: bool
+    """Whether other clients also had requests."""
+    may_lag: bool
+    """Whether a gauge may be that of an engine to which none of the later requests went."""
+
+
+async def client_leaves(trial: Trial) -> None:
+    """What a client no longer waits for is not worked on, and does not hinder others."""
+    is_endless = trial.server.is_vllm or trial.server.owner == _SGLANG_OWNER
+    longest = trial.server.max_model_len
+    most = _ENDLESS_TOKENS if is_endless and longest else _LONG_TOKENS
+    tokens = min(most, longest // 2) if longest else most
+    options = {"ignore_eos": True} if is_endless else {}
+    await judge_each(trial, _judge_leaving, LONG_PROMPT, max_tokens=tokens, **options)
+
+
+async def _judge_leaving(trial: Trial, path: str, body: dict[str, Any]) -> None:
+    ask_for_one = partial(trial.post, path, {**body, "max_tokens": 1})
+    before = await _requests_before(trial)
+    if before is None:
+        await _leave(trial, path, body)
+        await ask_for_one()
+        if not trial.warnings:  # once is enough for both APIs
+            trial.warn(_UNCOUNTED)
+        return
+    pace = await _measured_pace(trial, path, body)
+    if not trial.server.is_vllm:
+        await ask_for_one()
+        await asyncio.sleep(_POLL_SECONDS)
+        told = (await _told_now(trial)).requests
+        before = before if told is None else told
+    await _leave(trial, path, body)
+    wait = await _wait_until_freed(trial, before, time.monotonic(), ask_for_one)
+    _judge_wait(trial, path, wait, pace)
+    await ask_for_one()
+
+
+async def _leave(trial: Trial, path: str, body: dict[str, Any]) -> None:
+    for _ in range(_LEAVING):
+        status = await trial.leave(path, body, after_bytes=_STARTED_BYTES)
+        if status != _OK:
+            raise InconclusiveError(f"a stream was answered {status}, so no client left one")
+
+
+async def _measured_pace(trial: Trial, path: str, body: dict[str, Any]) -> _Pace:
+    """How long the answer that clients leave would take.
+
+    The rest of an answer that no end of a text ends takes as long as its beginning, token by token.
+    """
+    tokens = body["max_tokens"]
+    timed_tokens = min(_TIMED_TOKENS, tokens) if "ignore_eos" in body else tokens
+    stream = await trial.stream(path, {**body, "max_tokens": timed_tokens})
+    times = [event.at_seconds for event in stream.frames.events] or [0.0]
+    return _Pace(times[0], (times[-1] - times[0]) * tokens / timed_tokens)
+
+
+async def _wait_until_freed(
+    trial: Trial,
+    before: float,
+    left_at_seconds: float,
+    refresh: Callable[[], Awaitable[object]],
+) -> _Wait:
+    """Wait until the server has no more requests than before, or for too long.
+
+    vLLM counts at each step, so it is asked for nothing else: where it has room for one request, an
+    answer would come only after those whose clients left.
+    """
+    limit_seconds = _FREED_SECONDS if trial.server.holdfast else _GAUGED_SECONDS
+    refreshed_seconds = ran_seconds = most = 0.0
+    refreshes_at_seconds = _REFRESHED_FROM_SECONDS
+    while True:
+        asked_seconds = time.monotonic() - left_at_seconds
+        told = await _told_now(trial)
+        waited_seconds = time.monotonic() - left_at_seconds
+        now = told.requests
+        is_freed = now is not None and now <= before
+        if now is not None and not is_freed:
+            ran_seconds = asked_seconds if trial.server.is_vllm else refreshed_seconds
+            most = max(most, now)
+        if is_freed or waited_seconds > limit_seconds:
+            if now is None:
+                raise InconclusiveError(_LOST_COUNT)
+            has_others = bool(before) or most > _LEAVING
+            may_lag = told.engines > 1 and not trial.server.is_vllm
+            return _Wait(ran_seconds, waited_seconds, is_freed, has_others, may_lag)
+        if not trial.server.is_vllm and asked_seconds >= refreshes_at_seconds:
+            refreshed_seconds = time.monotonic() - left_at_seconds
+            await refresh()
+            refreshes_at_seconds = refreshed_seconds + _REFRESHED_EACH_SECONDS
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _judge_wait(trial: Trial, path: str, wait: _Wait, pace: _Pace) -> None:
+    would_take_seconds = pace.whole_seconds
+    is_vllm = trial.server.is_vllm
+    is_overdue = is_vllm and wait.ran_seconds > _ABORTED_SECONDS + pace.first_seconds
+    if wait.is_freed:
+        trial.measure(f"freed after, {path}", wait.waited_seconds, "s")
+        is_early = wait.waited_seconds < _EARLY_END_SHARE * would_take_seconds
+        if is_early and not is_overdue:
+            return
+    is_long = would_take_seconds >= (_TELLING_SECONDS if is_vllm else _TELLING_OTHERS_SECONDS)
+    is_whole = wait.ran_seconds >= _EARLY_END_SHARE * would_take_seconds
+    is_written = is_long and is_whole and not wait.may_lag
+    if wait.has_others and (not wait.is_freed or is_written or is_overdue):
+        raise InconclusiveError("other clients also have requests in the engine")
+    ran = f"requests ran for {wait.ran_seconds:.1f} s after their clients left"
+    would_end = f"would have ended by themselves after about {would_take_seconds:.1f} s"
+    if not wait.is_freed:
+        said = f"requests still run {wait.waited_seconds:.0f} s after their clients left"
+        trial.blame(f"{path}: {said}")
+    elif is_written:
+        trial.blame(f"{path}: {ran}, and {would_end}")
+    elif is_overdue:
+        trial.blame(f"{path}: {ran}, though the engine can end them at its next step")
+    else:
+        said = f"requests had ended {wait.waited_seconds:.1f} s after their clients left"
+        unknown = "so the check does not know whether the server ended them"
+        trial.warn(f"{path}: {said}, and {would_end}, {unknown}")
+
+
+async def _requests_before(trial: Trial) -> float | None:
+    """How many requests the server has before clients leave; None if it never says.
+
+    Raises:
+        InconclusiveError: it does not say now.
+    """
+    try:
+        before = (await _told(trial)).requests
+    except NoAnswerError as error:
+        raise InconclusiveError(f"{_LOST_COUNT}: {error}") from None
+    if before is None and trial.server.holdfast is not None:
+        raise InconclusiveError(_LOST_COUNT)
+    return before
+
+
+async def _told_now(trial: Trial) -> Vitals:
+    """What the server says of its requests; nothing if it does not answer now."""
+    try:
+        return await _told(trial)
+    except NoAnswerError:
+        return Vitals()
+
+
+async def _told(trial: Trial) -> Vitals:
+    """What the server says of its requests.
+
+    Raises:
+        NoAnswerError: it does not answer, or not now.
+        InconclusiveError: it lets no request in.
+    """
+    if trial.server.holdfast is not None:
+        facts = await ask_holdfast(trial.target)
+        return Vitals(requests=facts.running if facts else None)
+    request = Request("GET", "/metrics")
+    answer = await trial.admitted(partial(trial.target.ask, request), _FREED_SECONDS)
+    if answer.status >= _SERVER_ERROR and not is_absent(answer.status):
+        raise NoAnswerError(request, f"it answered {answer.status}")
+    return read_vitals(answer.text, is_holdfast=False) if answer.status == _OK else Vitals()
+
+
+CHECKS = (
+    Check(
+        "client_leaves",
+        "wire",
+        client_leaves,
+        "Clients that disconnect during a stream do not affect others, and free the engine.",
+    ),
+)
