@@ -42,7 +42,7 @@ class Output:
 
 
 class PlainOutputs:
-    """`request.EngineOutputs` for a scripted engine."""
+    """`requests.request.EngineOutputs` for a scripted engine."""
 
     def is_death(self, error: Exception, llm: Any) -> bool:
         del llm

@@ -1,7 +1,8 @@
 """One vLLM engine, as the front end sees it: starting it, asking it, outliving it.
 
 Runs in the front end, except two modules of `launch`, which run a follower's ranks in a process of
-their own. `interface` is what the rest of the server may ask of it.
+their own. What these import runs there too. `interface` is what the rest of the server may ask of
+it.
 
 Starting it:
 

@@ -43,7 +43,7 @@ _RANDOM_SEPARATOR = "-"
 
 
 class VllmOutputs:
-    """Implements `request.EngineOutputs` for an AsyncLLM."""
+    """Implements `requests.request.EngineOutputs` for an AsyncLLM."""
 
     def __init__(
         self,

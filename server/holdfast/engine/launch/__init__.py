@@ -1,7 +1,7 @@
 """Starts an engine: from the command line to one generation after another.
 
 Runs in the front end, except `node_ranks` and `node_executor`, which run a follower's ranks in a
-process of its own.
+process of its own. What these import runs there too.
 
     late_engine    the engine before and after vLLM is imported
     arguments      the command line, by vLLM's own parser
