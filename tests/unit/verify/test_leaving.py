@@ -47,11 +47,11 @@ def left(app: OpenAIDouble) -> CheckResult:
 
 
 class Accelerating(Completing):
-    """Is slow in its first stream, and so looks as if all of them took longer than they do."""
+    """Is slow in its first two streams, and so looks as if all of them took longer than they do."""
 
     async def _completion(self, request: Request) -> Response:
         answer = await super()._completion(request)
-        self.token_seconds = TOKEN_SECONDS if self.streams == 1 else TOKEN_SECONDS / 3
+        self.token_seconds = TOKEN_SECONDS if self.streams <= 2 else TOKEN_SECONDS / 3
         return answer
 
 
@@ -146,13 +146,13 @@ class Ranked(HoldingGauges):
 
     async def _completion(self, request: Request) -> Response:
         answer = await super()._completion(request)
-        if self.streams == 1:
+        if self.streams == 2:
             self._idle_at_seconds = time.monotonic() + 256 * TOKEN_SECONDS + 2.7
         return answer
 
     async def _metrics(self, request: Request) -> Response:
         page = bytes((await super()._metrics(request)).body).decode()
-        is_held = self.streams > 1 and time.monotonic() < self._idle_at_seconds
+        is_held = self.streams > 2 and time.monotonic() < self._idle_at_seconds
         row = f'sglang:num_running_reqs{{dp_rank="1"}} {float(is_held)}\n'
         return PlainTextResponse(page + row)
 
