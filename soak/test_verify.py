@@ -87,7 +87,7 @@ def test_everything_passes_on_the_demo(server: Server, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text(f"{ADMIN_KEY}\n")
     run = verified(
-        server, tmp_path, "--profile=full", f"--api-key-file={key}", seconds=FULL_SECONDS
+        server, tmp_path, "--profile=full", f"--admin-api-key-file={key}", seconds=FULL_SECONDS
     )
     quick, beyond = {one.full_name for one in ALL if "quick" in one.profiles}, beyond_the_demo()
     judged = {

@@ -128,6 +128,7 @@ class Target:
         self.secrets = _secrets_of(url, api_key, admin_key)
         """What no report may contain."""
         self.headers = _authorization(api_key)
+        self.has_admin_key = bool(admin_key)
         self._admin_headers = _authorization(admin_key)
         limits = httpx.Limits(
             max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_IDLE_CONNECTIONS

@@ -236,14 +236,39 @@ def test_processed_log_probs_are_not_judged() -> None:
     assert "--logprobs-mode" in made["self.penalties"].remedy
 
 
-def test_without_the_admin_key_nothing_is_restarted() -> None:
-    """The check is skipped, and says which key it needs."""
+class Restarting(ScoringDouble):
+    """Says the same to each who asks for a restart, and counts how often that was."""
+
+    def __init__(self, status: int, api_key: str = "", admin_key: str = "") -> None:
+        super().__init__(api_key=api_key, admin_key=admin_key)
+        self._status = status
+        self.asked = 0
+
+    async def _restart(self, _request: Request) -> Response:
+        self.asked += 1
+        return JSONResponse({}, self._status)
+
+
+@pytest.mark.parametrize(
+    ("app", "reason", "asked"),
+    [
+        (Restarting(202, api_key="of an operator"), "no admin key was given", 0),
+        (Restarting(403, admin_key="of nobody"), "for this key (HTTP 403)", 1),
+    ],
+    ids=("an admin key for the API", "another key"),
+)
+def test_without_the_admin_key_nothing_is_restarted(
+    app: Restarting, reason: str, asked: int
+) -> None:
+    """The check is skipped, and says which key it needs: only the flag asks for a restart."""
     only = [check for check in self_agreement.CHECKS if check.name == "restart"]
-    (made,) = results(ScoringDouble(api_key="of a client"), only).values()
+    (made,) = results(app, only).values()
     assert (made.status, made.remedy) == (
         CheckStatus.SKIPPED,
         "give --admin-api-key-file a file with the admin key",
     )
+    assert reason in made.reason
+    assert app.asked == asked
 
 
 def test_a_server_without_token_ids_is_skipped() -> None:
