@@ -86,6 +86,7 @@ Defect = Literal[
     "demanded calls not made",
     "markup of calls left in the text",
     "streamed calls numbered from 1",
+    "calls that end by stop",
     "calls that share an id",
     "streams without the last of several calls",
     "calls lost in parts of several tokens",

@@ -124,9 +124,11 @@ def parse(text: str, body: Body, defect: str) -> Parsed:
     return Parsed(content, tuple(calls))
 
 
-def finish_reason(parsed: Parsed, body: Body, reason: str) -> str:
+def finish_reason(parsed: Parsed, body: Body, reason: str, defect: str) -> str:
     """OpenAI says `tool_calls` where the model chose to call."""
     is_chosen = not isinstance(body.get("tool_choice"), Mapping)
+    if defect == "calls that end by stop":
+        return reason
     return "tool_calls" if parsed.calls and reason == "stop" and is_chosen else reason
 
 

@@ -353,7 +353,7 @@ class OpenAIDouble(Starlette):
         reason = made.finish_reason
         if is_chat:
             parsed = parse(made.text, body, self.defect)
-            reason = finish_reason(parsed, body, reason)
+            reason = finish_reason(parsed, body, reason, self.defect)
             message = {
                 "role": "assistant",
                 "content": parsed.content,
@@ -441,7 +441,8 @@ class OpenAIDouble(Starlette):
         tokens, reason = list(made.tokens), made.finish_reason
         parsed = parse(made.text, body, self.defect) if is_chat else None
         if parsed and parsed.calls:
-            tokens, reason = tokens_of(parsed.content), finish_reason(parsed, body, reason)
+            tokens = tokens_of(parsed.content)
+            reason = finish_reason(parsed, body, reason, self.defect)
         if self.defect == "a stream that drops a token" and len(tokens) > 2:
             del tokens[len(tokens) // 2]
         if self.defect == "all text of a chat in one event" and is_chat:

@@ -31,10 +31,13 @@ from verified import not_passed, results
 OWN = [check for check in tools.CHECKS if check.name not in ("probe", "replay")]
 REPLAY = [check for check in tools.CHECKS if check.name == "replay"]
 PROBE = [check for check in tools.CHECKS if check.name == "probe"]
+FORM = [check for check in tools.CHECKS if check.name == "form"]
+ENDS_BY_STOP = "an answer whose calls the model chose to make ends by stop, and not by tool_calls"
 
 FOUND_BY: dict[Defect, str] = {
     "calls that share an id": "form",
     "streamed calls numbered from 1": "form",
+    "calls that end by stop": "form",
     "streams without the last of several calls": "stream_twin",
     "markup of calls left in the text": "markup",
     "the second call dropped": "parser",
@@ -75,6 +78,17 @@ def test_a_defect_is_found_by_its_check(defect: Defect) -> None:
     made = not_passed(made_by(OpenAIDouble(defect)))
     failed = {name for name, status in made.items() if status is CheckStatus.FAILED}
     assert failed == {f"tools.{FOUND_BY[defect]}"}
+
+
+def test_both_ways_of_an_answer_have_to_say_that_it_ends_with_calls() -> None:
+    """A call that was demanded may end by stop, and other servers are only warned of."""
+    app = OpenAIDouble("calls that end by stop").owned_by("somebody")
+    (made,) = results(app, FORM).values()
+    assert made.status is CheckStatus.WARNED
+    assert {one.what for one in made.warnings} == {ENDS_BY_STOP}
+    asked = [one.request.body or {} for one in made.warnings if one.request]
+    assert [body.get("stream", False) for body in asked] == [False, True] * 2
+    assert not any("tool_choice" in body for body in asked)
 
 
 class Unforced(OpenAIDouble):

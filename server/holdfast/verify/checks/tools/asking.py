@@ -88,6 +88,11 @@ def bodies(trial: Trial) -> tuple[Body, ...]:
     )
 
 
+def is_chosen(body: Mapping[str, Any]) -> bool:
+    """Whether the model chooses for itself if it calls a function."""
+    return _CHOICE not in body
+
+
 async def taken(trial: Trial) -> list[Body]:
     """Return the chats of `bodies`, and warn of those whose forced choice the server refuses."""
     refused = await trial.once(refused_choices)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import Check
-from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, MARKUP, taken
+from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, MARKUP, is_chosen, taken
 from holdfast.verify.checks.tools.calls import (
     as_read,
     is_cut,
@@ -22,19 +22,26 @@ from holdfast.verify.trial import CHAT, SkippedError, Trial
 
 
 async def form(trial: Trial) -> None:
-    """Each call has an id of its own and a name; the parts of a stream follow their indices."""
+    """Each call has an id of its own and a name; the parts of a stream follow their indices.
+
+    An answer says at its end that it calls, because clients read there what to do next.
+    """
     seen = 0
     for body in await taken(trial):
         whole = await trial.post(CHAT, body)
         with trial.demanding_form(whole):
             seen += len(raw_calls(whole))
             _judge_whole(trial, whole)
+            if raw_calls(whole) and is_chosen(body):
+                _judge_end(trial, whole.finish_reason(), whole)
         stream = await trial.stream(CHAT, body)
         with trial.demanding_form(stream):
             merged = merge(stream)
             for fault in merged.faults:
                 trial.blame(fault, stream)
             _judge_ids(trial, [call.identity for call in merged.calls.values()], stream)
+            if merged.calls and is_chosen(body):
+                _judge_end(trial, stream.said().finish_reason, stream)
     _require_calls(seen)
     trial.measure("calls", seen)
 
@@ -89,6 +96,14 @@ def _judge_ids(trial: Trial, ids: Sequence[str], answer: Answer | StreamedAnswer
     trial.require(len(set(ids)) == len(ids), "two calls have the same id", answer)
 
 
+def _judge_end(trial: Trial, reason: str, answer: Answer | StreamedAnswer) -> None:
+    """Note calls that end by `stop`, which is right only where a function was demanded."""
+    if reason == "stop":
+        note = trial.blame if trial.server.is_vllm else trial.warn
+        said = "an answer whose calls the model chose to make ends by stop, and not by tool_calls"
+        note(said, answer)
+
+
 def _require_calls(seen: int) -> None:
     if not seen:
         raise SkippedError(f"the model makes no call within {ANSWER_TOKENS} tokens")
@@ -99,7 +114,7 @@ CHECKS = (
         "form",
         "tools",
         form,
-        "Calls have names and ids of their own, and in a stream indices in order from 0.",
+        "Calls have names, ids of their own and the right end, and in a stream indices from 0.",
         needs=("tools",),
     ),
     Check(
