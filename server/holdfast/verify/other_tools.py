@@ -14,7 +14,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -35,6 +35,8 @@ _MAX_BYTES = 8 * 1024 * 1024
 """Of all rows: more is not from this code."""
 _TAIL_BYTES = 16 * 1024
 _READ_BYTES = 64 * 1024
+_SWEEP = "callability.advertised-models"
+"""Provider-check's row about the first model that is listed, also where it shall ask another."""
 _PORTS = {"https": 443, "socks5": 1080, "socks5h": 1080}
 _PR_SET_PDEATHSIG = 1
 
@@ -242,7 +244,16 @@ def _provider_check(wish: Wish) -> list[Row]:
             max_sweep_models=1,
         )
     )
-    return [Row(row.id, row.status, row.assertion) for row in done.checks]
+    return [
+        Row(row.id, row.status, row.assertion)
+        for row in done.checks
+        if row.id != _SWEEP or _is_only_about(wish.model, row.measured)
+    ]
+
+
+def _is_only_about(model: str, measured: Mapping[str, Any]) -> bool:
+    """Whether the sweep asked no other model, such as one for embeddings that is listed first."""
+    return all(one["model"] == model for one in measured.get("models", ()))
 
 
 def _bounded(row: Row, secrets: Sequence[str]) -> Row:

@@ -22,11 +22,14 @@ from holdfast.verify.other_tools import Row, Wish, rows_of
 from holdfast.verify.records import CheckStatus
 from holdfast.verify.trial import InconclusiveError
 from openai_double import OpenAIDouble
+from several_models import Several
 from verified import results
 
 PROBE = [check for check in tools.CHECKS if check.name == "probe"]
 MODELS = "catalog.native-model-discovery"
 """The row about the list of models."""
+SWEEP = "callability.advertised-models"
+"""The row about the first of them."""
 PROVIDER = [check for check in wire.CHECKS if check.name == "provider_check"]
 TOO_MUCH = "import fcntl; fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 1 << 20); print('[' * 9_000_000)"
 """Through a pipe of that size more arrives at once than asyncio keeps, so that it stops reading."""
@@ -99,6 +102,26 @@ def test_a_redirect_to_another_port_is_not_followed() -> None:
     (models,) = (row for row in asyncio.run(told()) if row.name == MODELS)
     assert models.status != "pass"
     assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("app", "statuses"),
+    [(OpenAIDouble(), ["pass"]), (Several("embeddings"), [])],
+    ids=("the first model", "another model"),
+)
+def test_a_model_that_nobody_asked_about_is_not_judged(
+    app: OpenAIDouble, statuses: list[str]
+) -> None:
+    """A gateway may list one for embeddings first, which answers no chats."""
+    need("tr_provider_check")
+
+    async def told() -> tuple[Row, ...]:
+        async with serving(app) as client:
+            return await rows_of(Wish("provider-check", str(client.base_url), "double"))
+
+    rows = asyncio.run(told())
+    assert [row.status for row in rows if row.name == SWEEP] == statuses
+    assert {row.status for row in rows if row.name.startswith("chat.")} == {"pass"}
 
 
 def test_a_proxy_of_the_environment_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
