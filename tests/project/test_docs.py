@@ -56,6 +56,7 @@ from holdfast.telemetry.routing import ROUTING_SERIES, Routing
 from holdfast.top.command import top_parser
 from holdfast.verify.checks import ALL
 from holdfast.verify.checks.tools.keywords import cases
+from holdfast.verify.checks.wire.routes import ROUTES
 from holdfast.verify.command import verify_parser
 from holdfast.verify.diff import diff_parser
 from holdfast.verify.records import GROUPS, Group, Profile
@@ -452,6 +453,13 @@ def test_keywords_that_standard_leaves_out_are_named() -> None:
     _, _, left_out = words.partition("In `standard` they have all of these except ")
     named, _, _ = left_out.partition(".")
     assert set(INLINE.findall(named)) == limiting() - used_by(cases(30))
+
+
+def test_every_route_that_verify_asks_is_named() -> None:
+    """The text about `wire.other_routes` has them all, and no other."""
+    _, _, about = VERIFYING.read_text().partition("\n\n`wire.other_routes` asks ")
+    named, _, _ = about.partition("No route is asked ")
+    assert sorted(INLINE.findall(named)) == sorted(ROUTES)
 
 
 def test_every_flag_of_verify_is_explained() -> None:

@@ -186,6 +186,7 @@ DRIVEN_ELSEWHERE = {
     "verify.checks.wire.messages": "unit/verify/test_wire.py",
     "verify.checks.wire.refusals": "unit/verify/test_wire.py",
     "verify.checks.wire.responses": "unit/verify/test_wire.py",
+    "verify.checks.wire.routes": "unit/verify/test_wire.py",
     "verify.checks.wire.twins": "unit/verify/test_wire.py",
     "verify.course": "unit/verify/test_survive.py unit/verify/test_soak.py",
     "verify.records": "unit/verify/test_report.py unit/verify/test_command.py",

@@ -11,6 +11,7 @@ from typing import Literal
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from double_defects import Defect
 from double_limits import AlternatingDouble
@@ -32,6 +33,7 @@ PROMPT_TOKENS = [check for check in OWN if check.name == "prompt_tokens"]
 REFUSALS = [check for check in OWN if check.name == "refusals"]
 INCREMENTAL = [check for check in OWN if check.name == "incremental"]
 STOP = [check for check in OWN if check.name == "stop"]
+ROUTES = [check for check in OWN if check.name == "other_routes"]
 TYPED = [check for check in OWN if check.name in ("responses", "messages")]
 
 FOUND_BY: dict[Defect, str] = {
@@ -494,6 +496,52 @@ def test_a_limit_of_requests_is_waited_for(defect: Defect | Literal[""], failed:
     app.limited = ("/v1/models", "/v1/embeddings")
     made = results(app, [check for check in OWN if check.name in ("models", "other_routes")])
     assert not_passed(made) == {f"wire.{name}": CheckStatus.FAILED for name in failed}
+
+
+class Routed(OpenAIDouble):
+    """Lists one more route, and answers there with a status of its own."""
+
+    def __init__(self, path: str, status: int) -> None:
+        super().__init__()
+        self._status = status
+        self.heard: list[tuple[str, str, bytes]] = []
+        self._paths = [path]
+        self.router.routes.append(Route(path, self._told, methods=["GET", "POST"]))
+
+    async def _told(self, request: Request) -> Response:
+        self.heard.append((request.method, request.url.path, await request.body()))
+        return JSONResponse({}, self._status)
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 422, 500, 501, 503])
+def test_other_routes_are_asked_with_nothing(status: int) -> None:
+    """Whatever says that this is wrong, or not there, is right; a failure is not."""
+    app = Routed("/v1/audio/transcriptions", status)
+    (made,) = results(app, ROUTES).values()
+    assert app.heard == [("POST", "/v1/audio/transcriptions", b"{}")]
+    is_failure = status in (500, 503)
+    assert made.status is (CheckStatus.FAILED if is_failure else CheckStatus.PASSED)
+    assert made.reason == (f"/v1/audio/transcriptions gets {status}" if is_failure else "")
+
+
+@pytest.mark.parametrize(
+    ("path", "heard"),
+    [
+        ("/v1/responses/{response_id}", ("GET", "/v1/responses/resp_none", b"")),
+        (
+            "/v1/responses/{response_id}/cancel",
+            ("POST", "/v1/responses/resp_none/cancel", b"{}"),
+        ),
+    ],
+)
+def test_a_response_that_does_not_exist_is_no_failure(
+    path: str, heard: tuple[str, str, bytes]
+) -> None:
+    """It is asked for, and cancelled."""
+    app = Routed(path, 500)
+    (made,) = results(app, ROUTES).values()
+    assert app.heard == [heard]
+    assert made.reason == f"{heard[1]} gets 500"
 
 
 class Unlimited(OpenAIDouble):
