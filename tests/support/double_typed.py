@@ -15,10 +15,20 @@ Body = dict[str, Any]
 def response_of(made: Generated, asked_tokens: int) -> Body:
     """An answer of the Responses API."""
     written = len(made.tokens)
-    usage = {"input_tokens": asked_tokens, "output_tokens": written}
+    usage = {
+        "input_tokens": asked_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": 0},
+    }
     return {
         "id": f"resp_{secrets.token_hex(8)}",
         "object": "response",
+        "created_at": 1,
+        "model": "double",
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
         "status": "incomplete" if made.finish_reason == "length" else "completed",
         "output": [_item("completed", [_text(made.text)])],
         "usage": {**usage, "total_tokens": asked_tokens + written},
@@ -114,7 +124,8 @@ async def framed(events: Iterable[Body], *, has_names: bool) -> AsyncIterator[by
 
 
 def _item(status: str, content: list[Body]) -> Body:
-    return {"type": "message", "role": "assistant", "status": status, "content": content}
+    head = {"id": "msg_1", "type": "message", "role": "assistant"}
+    return {**head, "status": status, "content": content}
 
 
 def _text(text: str) -> Body:

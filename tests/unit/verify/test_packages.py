@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from double_defects import Defect
 from double_limits import AlternatingDouble
+from double_model import Generated
 from holdfast.verify import packages
 from holdfast.verify.checks import ALL, tools, wire
 from holdfast.verify.other_tools import Row, Wish
@@ -50,6 +54,73 @@ def test_openais_types_are_strict(defect: Defect, failed: dict[str, CheckStatus]
     """A server that is well is taken, one that leaves something out is not."""
     need("openai")
     assert not_passed(results(OpenAIDouble(defect), OPENAI)) == failed
+
+
+class Odd(OpenAIDouble):
+    """Leaves something out, or says something of another kind, in one of its answers."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
+
+    def _choice(self, index: int, made: Generated, body: Body, *, is_chat: bool) -> Body:
+        choice = super()._choice(index, made, body, is_chat=is_chat)
+        if self._what == "a call without its type":
+            for call in choice["message"].get("tool_calls", ()) if is_chat else ():
+                del call["type"]
+        return choice
+
+    def _of_choice(
+        self, index: int, made: Generated, body: Body, *, is_chat: bool
+    ) -> Iterator[Body]:
+        for part in super()._of_choice(index, made, body, is_chat=is_chat):
+            is_odd = self._what == "a streamed completion without text" and not is_chat
+            yield {**part, "text": None} if is_odd else part
+
+    async def _responses(self, request: Request) -> Response:
+        told = json.loads(bytes((await super()._responses(request)).body))
+        if self._what == "a response without its tools":
+            del told["tools"]
+        if self._what == "a response from nobody":
+            told["model"] = None
+        return JSONResponse(told)
+
+
+@pytest.mark.parametrize(
+    ("what", "said", "elsewhere"),
+    [
+        (
+            "a call without its type",
+            "ChatCompletion: choices.0.message.tool_calls.0",
+            CheckStatus.FAILED,
+        ),
+        (
+            "a streamed completion without text",
+            "Completion: choices.0.text",
+            CheckStatus.FAILED,
+        ),
+        ("a response without its tools", "Response: tools", CheckStatus.WARNED),
+        ("a response from nobody", "Response: model", CheckStatus.FAILED),
+    ],
+)
+def test_openais_types_see_calls_streams_and_responses(
+    what: str, said: str, elsewhere: CheckStatus
+) -> None:
+    """What a response lacks is only warned of on servers that may be older than the types."""
+    need("openai")
+    (made,) = results(Odd(what), OPENAI).values()
+    assert made.status is CheckStatus.FAILED
+    assert said in made.reason
+    (told,) = results(Odd(what).owned_by("somebody"), OPENAI).values()
+    assert told.status is elsewhere
+    assert said in told.reason
+
+
+def test_openais_types_miss_nothing_that_is_not_there() -> None:
+    """A server may have neither responses nor completions."""
+    need("openai")
+    app = OpenAIDouble().owned_by("somebody").without("/v1/responses", "/v1/completions")
+    assert not_passed(results(app, OPENAI)) == {}
 
 
 def test_a_limit_of_requests_hides_no_model() -> None:

@@ -24,7 +24,7 @@ from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import Trial
 
-_RESPONSES = "/v1/responses"
+RESPONSES = "/v1/responses"
 _MAX_TOKENS = 48
 _ITEM, _PART = ("output_index",), ("output_index", "content_index")
 _TEXT, _THOUGHT = "response.output_text.delta", "response.reasoning_text.delta"
@@ -73,14 +73,14 @@ async def responses(trial: Trial) -> None:
         "max_output_tokens": _MAX_TOKENS,
         "temperature": 0,
     }
-    answer = await post_listed(trial, _RESPONSES, body)
+    answer = await post_listed(trial, RESPONSES, body)
     with trial.demanding_form(answer):
         _require_form(trial, answer, answer.document)
-    stream = await trial.stream(_RESPONSES, body)
+    stream = await trial.stream(RESPONSES, body)
     with trial.demanding_form(stream):
         _require_whole(trial, stream, ordered(trial, stream, ORDER))
     if not trial.faults:
-        await compare(trial, _RESPONSES, body, _at_once, _in_parts)
+        await compare(trial, RESPONSES, body, _at_once, _in_parts)
 
 
 def _require_form(
