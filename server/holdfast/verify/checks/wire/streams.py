@@ -126,7 +126,8 @@ CHECKS = (
         "events",
         "wire",
         events,
-        "A stream is framed strictly: order, ids, one finish reason, the usage, `[DONE]`.",
+        "A stream is framed strictly: order, ids, one finish reason, the usage, `[DONE]`; "
+        "empty deltas are counted without a limit.",
     ),
     Check(
         "unasked_usage",
