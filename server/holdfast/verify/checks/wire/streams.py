@@ -126,8 +126,7 @@ CHECKS = (
         "events",
         "wire",
         events,
-        "A stream is framed strictly: order, ids, one finish reason, the usage, `[DONE]`; "
-        "empty deltas are counted without a limit.",
+        "A stream is framed strictly: order, ids, one finish reason, the usage, `[DONE]`.",
     ),
     Check(
         "unasked_usage",
