@@ -362,7 +362,7 @@ def test_single_thoughts_that_are_cut_are_warned_of() -> None:
     ("profile", "decoded_behind", "prefilled", "together"),
     [
         ("quick", [17, 250], [1040, 2072], 8),
-        ("standard", [15, 16, 17, 96, 250, 4090], [520, 1040, 2072, 3000, 4120, 8190], 16),
+        ("standard", [15, 16, 17, 96, 250, 4090], [520, 1040, 2072, 3000, 4120, 8190, 8216], 16),
     ],
 )
 def test_a_profile_looks_at_so_many_lengths(

@@ -104,7 +104,7 @@ def test_a_server_that_is_well_passes() -> None:
 def test_a_defect_is_found_by_its_check(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other one fails; those that need what is broken are inconclusive."""
     monkeypatch.setattr(leaving, "_FREED_SECONDS", 0.5)
-    monkeypatch.setattr(leaving, "_TIMED_TOKENS", 32)
+    monkeypatch.setattr(leaving, "_TIMED_TOKENS", (16, 32))
     made = results(OpenAIDouble(defect), OWN)
     failed = {name for name, status in not_passed(made).items() if status is CheckStatus.FAILED}
     assert failed == {f"wire.{FOUND_BY[defect]}"}

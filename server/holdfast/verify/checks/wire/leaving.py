@@ -29,7 +29,7 @@ _ENDLESS_TOKENS = 4096
 """With `ignore_eos`: a small model on a CPU also takes several seconds for them."""
 _TIMED_TOKENS = (32, 256)
 """These tell how long all of them take. The second count is for servers that write the first in
-less than a second, of which a pause of the machine would be a large part."""
+less than a second: a pause of the machine would be a large part of that."""
 _TIMED_SECONDS = 1.0
 _LEAVING = 4
 """Clients."""
