@@ -339,6 +339,20 @@ def test_the_verdict_is_that_of_the_worst(
     assert judge(some(*statuses), is_interrupted=is_interrupted)[0] is verdict
 
 
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        ((CheckStatus.PASSED, CheckStatus.SKIPPED), "every check that ran passed"),
+        ((CheckStatus.PASSED, CheckStatus.WARNED), "no check failed; warned: wire.c1"),
+    ],
+)
+def test_a_run_that_passes_names_what_it_warned_of(
+    statuses: tuple[CheckStatus, ...], said: str
+) -> None:
+    """A reader of the first line must not take a warning for a pass."""
+    assert judge(some(*statuses), is_interrupted=False)[1] == said
+
+
 def test_a_limit_of_requests_is_waited_for() -> None:
     """A right request gets its answer then, at once and as a stream."""
     app = LimitedDouble()
