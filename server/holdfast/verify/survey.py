@@ -37,8 +37,6 @@ _LATER = (408, TOO_MANY)
 """Statuses of a route that is there, and has no time now."""
 _UNAVAILABLE = 503
 """Of a server that has no time now, or lacks a part: it says nothing of what it can do."""
-_UNAVAILABLE = 503
-"""Of a server that has no time now, or whose part is down, which says nothing of its abilities."""
 _SURVEY_SECONDS = 60.0
 _MOST_FACT_CHARACTERS = 10_000
 """Of what a server says of itself, such as a flag with a document in it: a report repeats it."""
