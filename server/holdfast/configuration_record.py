@@ -40,6 +40,10 @@ class Configuration:
     """The name of the device of each rank; empty until an engine has started, as all below."""
     driver: str = ""
     """The version of the GPUs' driver; empty on the CPU."""
+    max_num_batched_tokens: int = 0
+    """The most tokens of an engine step, as given or by vLLM's default; 0 until it is known."""
+    max_num_seqs: int = 0
+    """The most sequences of a step, in the same way."""
     model: str = ""
     """A directory, or a name of the Hub."""
     revision: str = ""

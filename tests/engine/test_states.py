@@ -51,7 +51,7 @@ def test_everything_is_green_in_ready(demo_start: Demo) -> None:
 
 
 def test_the_status_says_what_serves_what(demo_start: Demo) -> None:
-    """What was given, what it runs on, and the files of the model with their hashes."""
+    """What was given, what it runs on, its limits, and the files of the model with their hashes."""
     server = demo_start.server
     server.until(lambda: server.status["configuration"]["files"], "the files of the model")
     told = server.status["configuration"]
@@ -60,6 +60,7 @@ def test_the_status_says_what_serves_what(demo_start: Demo) -> None:
     assert told["fingerprint"]
     assert len(told["devices"]) == 1
     assert told["driver"] == ""
+    assert told["max_num_batched_tokens"] >= told["max_num_seqs"] > 0
     directory = Path(told["model"])
     hashes = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()

@@ -116,6 +116,8 @@ def _settings(report: Report) -> dict[str, str]:
         "fingerprint": told.fingerprint,
         "devices": ", ".join(told.devices),
         "driver": told.driver,
+        "max_num_batched_tokens": str(told.max_num_batched_tokens or ""),
+        "max_num_seqs": str(told.max_num_seqs or ""),
         "model from": told.model,
         "revision": told.revision,
         **{

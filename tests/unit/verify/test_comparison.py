@@ -94,13 +94,16 @@ def test_every_part_of_the_configuration_is_compared() -> None:
         fingerprint="01",
         devices=("NVIDIA H200",),
         driver="580",
+        max_num_batched_tokens=2048,
+        max_num_seqs=16,
         model="org/model",
         revision="c" * 40,
         files=(ModelFile("config.json", 701),),
     )
     assert {change.what for change in found.configuration} == {
         *("image", "version of torch", "variable VLLM_USE_V1", "fingerprint", "devices"),
-        *("driver", "model from", "revision", "file config.json"),
+        *("driver", "max_num_batched_tokens", "max_num_seqs"),
+        *("model from", "revision", "file config.json"),
     }
 
 

@@ -372,7 +372,7 @@ def test_a_profile_looks_at_so_many_lengths(
     made = Sequences((), ((7,),), 10_000)
     assert decodes.prompt_lengths(profile, made) == decoded_behind
     assert contexts.context_lengths(profile, made) == prefilled
-    assert self_agreement.batches.batch_size(profile, ()) == together
+    assert self_agreement.batches.batch_size(profile, 0) == together
 
 
 def test_a_decode_is_judged_at_the_lengths_of_the_profile() -> None:
@@ -455,86 +455,56 @@ def test_one_prompt_is_longer_than_an_engine_step(
     assert contexts.context_lengths(profile, made, step_tokens=step_tokens) == [*own, *added]
 
 
-@pytest.mark.parametrize(
-    ("flags", "step_tokens"),
-    [
-        (("--max-num-batched-tokens", "8192", "--port", "1"), 8192),
-        (("--max-num-batched-tokens=16k",), 16_000),
-        (("--max-num-batched-tokens=16K",), 16_384),
-        (("--max-num-batched-tokens=1024", "--max-num-batched-tokens=64"), 64),
-        (("--max-num-batched-tokens", "many"), None),
-        (("--max-num-batched-tokens", "9" * 5000), None),
-        ((), None),
-    ],
-)
-def test_the_engine_step_is_read_from_the_flags(
-    flags: tuple[str, ...], step_tokens: int | None
-) -> None:
-    """As vLLM reads them."""
-    assert contexts.engine_step_tokens(flags) == step_tokens
+class Bounded(ScoringDouble):
+    """Says how much an engine step takes."""
 
-
-class Flagged(ScoringDouble):
-    """Says which flags it was started with."""
-
-    def __init__(self, *flags: str, max_tokens: int = MAX_TOKENS) -> None:
+    def __init__(self, tokens: int = 0, seqs: int = 0, *, max_tokens: int = MAX_TOKENS) -> None:
         super().__init__(max_tokens=max_tokens)
-        self.configuration = replace(self.configuration, flags=flags)
+        self.configuration = replace(
+            self.configuration, max_num_batched_tokens=tokens, max_num_seqs=seqs
+        )
 
     async def _statusz(self, request: Request) -> Response:
         known = json.loads(bytes((await super()._statusz(request)).body))
         return JSONResponse({**known, "configuration": asdict(self.configuration)})
 
 
-@pytest.mark.parametrize(
-    ("flags", "profile", "sequences"),
-    [(("--max-num-seqs", "66"), "full", 66), (("--max-num-seqs", "66"), "quick", 8)],
-)
-def test_a_full_batch_is_one_of_the_server(
-    flags: tuple[str, ...], profile: Profile, sequences: int
-) -> None:
-    """In `full`, as many sequences decode together as the server's flags let run at a time."""
+@pytest.mark.parametrize(("profile", "sequences"), [("full", 66), ("quick", 8)])
+def test_a_full_batch_is_one_of_the_server(profile: Profile, sequences: int) -> None:
+    """In `full`, as many sequences decode together as the server lets run at a time."""
     only = [check for check in self_agreement.CHECKS if check.name == "full_batch"]
-    (made,) = results(Flagged(*flags), only, profile).values()
+    (made,) = results(Bounded(seqs=66), only, profile).values()
     assert made.status is CheckStatus.PASSED, made.reason
     assert {one.name: one.value for one in made.numbers}["sequences"] == sequences
 
 
-@pytest.mark.parametrize(
-    ("flags", "sequences"),
-    [
-        ((), 64),
-        (("--max-num-seqs=4",), 64),
-        (("--max-num-seqs", "128", "--port", "1"), 128),
-        (("--max-num-seqs", "1024"), 256),
-        (("--max-num-seqs", "many"), 64),
-        (("--max-num-seqs", "9" * 5000), 64),
-    ],
-)
-def test_the_size_of_a_full_batch_is_bounded(flags: tuple[str, ...], sequences: int) -> None:
+@pytest.mark.parametrize(("max_num_seqs", "sequences"), [(0, 64), (4, 64), (128, 128), (1024, 256)])
+def test_the_size_of_a_full_batch_is_bounded(max_num_seqs: int, sequences: int) -> None:
     """More than a few hundred would take too long; fewer than 64 show less."""
-    assert self_agreement.batches.batch_size("full", flags) == sequences
+    assert self_agreement.batches.batch_size("full", max_num_seqs) == sequences
 
 
 @pytest.mark.parametrize(
-    ("flags", "profile", "max_tokens", "status", "numbers"),
+    ("step_tokens", "profile", "max_tokens", "status", "numbers"),
     [
-        ((), "standard", MAX_TOKENS, CheckStatus.PASSED, (0, None, 639)),
-        (("400",), "standard", MAX_TOKENS, CheckStatus.PASSED, (2, 400, 639)),
-        (("2100",), "quick", 2600, CheckStatus.PASSED, (1, 2100, 2124)),
-        (("2048",), "standard", MAX_TOKENS, CheckStatus.WARNED, (0, 2048, 639)),
+        (0, "standard", MAX_TOKENS, CheckStatus.PASSED, (0, None, 639)),
+        (400, "standard", MAX_TOKENS, CheckStatus.PASSED, (2, 400, 639)),
+        (2100, "quick", 2600, CheckStatus.PASSED, (1, 2100, 2124)),
+        (2048, "standard", MAX_TOKENS, CheckStatus.PASSED, (0, 2048, 639)),
+        (2200, "quick", 2600, CheckStatus.WARNED, (0, 2200, 2072)),
     ],
 )
 def test_a_run_without_chunks_is_warned_of(
-    flags: tuple[str, ...],
+    step_tokens: int,
     profile: Profile,
     max_tokens: int,
     status: CheckStatus,
     numbers: tuple[int, int | None, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where the engine step is known, and no prompt was longer."""
-    named = [f"--max-num-batched-tokens={one}" for one in flags]
-    (made,) = results(Flagged(*named, max_tokens=max_tokens), CHUNKED, profile).values()
+    """Where a client could send a prompt that is longer than a step."""
+    monkeypatch.setitem(contexts._LONGEST_STEPS, "quick", 2100)
+    (made,) = results(Bounded(step_tokens, max_tokens=max_tokens), CHUNKED, profile).values()
     assert made.status is status, made.reason
     told = {one.name: one.value for one in made.numbers}
     names = ("prompts known to be longer than an engine step", "engine step", "longest prompt")

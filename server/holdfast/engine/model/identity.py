@@ -105,7 +105,7 @@ class AdapterFiles:
 
 
 def identified(configuration: Configuration, config: Any) -> Configuration:
-    """Return the configuration with devices, driver and model, read from a VllmConfig.
+    """Return the configuration with devices, driver, limits and model, read from a VllmConfig.
 
     It reads at most 256 MiB of small files, so it is not for the event loop.
     """
@@ -115,6 +115,8 @@ def identified(configuration: Configuration, config: Any) -> Configuration:
         configuration,
         devices=tuple(map(_device, range(local_ranks(config)))),
         driver="" if current_platform.is_cpu() else driver_version(),
+        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+        max_num_seqs=config.scheduler_config.max_num_seqs,
         model=str(name),
         revision=commit_of(name, directory),
         files=model_files(directory) if directory is not None else (),

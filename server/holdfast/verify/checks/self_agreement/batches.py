@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-
 from holdfast.verify.check import Check
 from holdfast.verify.checks.self_agreement.judging import (
     judge,
@@ -16,14 +13,12 @@ from holdfast.verify.checks.self_agreement.judging import (
 from holdfast.verify.checks.self_agreement.sequences import ANSWER_TOKENS, sequences
 from holdfast.verify.records import Profile
 from holdfast.verify.scoring import decoded, scored
-from holdfast.verify.survey import given_flags
 from holdfast.verify.trial import Trial
 from holdfast.verify.waiting import together
 
 _SEQUENCES: dict[Profile, int] = {"quick": 8, "standard": 16}
 _LEAST_OF_FULL, _MOST_OF_FULL = 64, 256
 """Each sequence is also scored alone, so more would take hours on a slow server."""
-_COUNT = re.compile("[0-9]{1,9}")
 _SHORTEST_TOKENS = 20
 _STEP_TOKENS = 5
 """Each prompt is longer than the one before, so that no two rows of a batch are alike."""
@@ -39,7 +34,7 @@ async def full_batch(trial: Trial) -> None:
     most = min(_MAX_TOKENS, made.longest_scored(ANSWER_TOKENS))
     prompts = [
         made.prompt(min(_SHORTEST_TOKENS + _STEP_TOKENS * number, most), 100 + number)
-        for number in range(batch_size(trial.profile, told.flags if told is not None else ()))
+        for number in range(batch_size(trial.profile, told.max_num_seqs if told is not None else 0))
     ]
     with malformed_blamed(trial):
         answers = await together(*(decoded(trial, one, ANSWER_TOKENS) for one in prompts))
@@ -54,13 +49,11 @@ async def full_batch(trial: Trial) -> None:
     trial.measure("sequences", len(prompts))
 
 
-def batch_size(profile: Profile, flags: Sequence[str]) -> int:
-    """How many sequences are a full batch: in `full`, what the flags of the server let run."""
+def batch_size(profile: Profile, max_num_seqs: int) -> int:
+    """How many sequences are a full batch: in `full`, what the server lets run; 0 if unknown."""
     if profile in _SEQUENCES:
         return _SEQUENCES[profile]
-    told = given_flags(flags).get("--max-num-seqs", "")
-    running = int(told) if _COUNT.fullmatch(told) else _LEAST_OF_FULL
-    return min(max(running, _LEAST_OF_FULL), _MOST_OF_FULL)
+    return min(max(max_num_seqs, _LEAST_OF_FULL), _MOST_OF_FULL)
 
 
 CHECKS = (

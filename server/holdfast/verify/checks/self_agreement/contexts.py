@@ -28,7 +28,6 @@ from holdfast.verify.checks.self_agreement.sequences import (
 )
 from holdfast.verify.records import Profile
 from holdfast.verify.scoring import decoded, next_top
-from holdfast.verify.survey import given_flags
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 
 _RUNG_TOKENS = 128
@@ -54,9 +53,6 @@ _CHUNKED: dict[Profile, tuple[int, ...]] = {
 _LONGEST_STEPS: dict[Profile, int] = {"quick": 16_384, "standard": 65_536}
 """In tokens; a profile adds no prompt that is longer than a step which exceeds this."""
 _BEYOND_STEP_TOKENS = 24
-_STEP = re.compile("([0-9]{1,9})([kK]?)")
-_UNITS = {"": 1, "k": 1000, "K": 1024}
-"""As vLLM reads them."""
 LONGEST_TOKENS = 524_288
 """In `full`: a prompt grows to its length by a request for every 64 to 384 tokens."""
 _EVERY_CHUNKED = (
@@ -126,18 +122,18 @@ async def chunked(trial: Trial) -> None:
     limits = (await long_floor(trial)).as_reordered
     judge(trial, "in chunks", [(cold, await trial.once(_long_ladder))], limits)
     trial.measure("longest prompt", max(cold), "tokens")
-    _require_chunks(trial, cold)
+    _require_chunks(trial, made, cold)
 
 
-def _require_chunks(trial: Trial, cold: Scores) -> None:
-    """Warn if no prompt came in chunks, where it is known how many tokens a step takes."""
+def _require_chunks(trial: Trial, made: Sequences, cold: Scores) -> None:
+    """Warn if no prompt came in chunks, though a client could send one that does."""
     step_tokens = _engine_step_tokens(trial)
     longer = [one for one in cold if step_tokens is not None and one > step_tokens]
     trial.measure("prompts known to be longer than an engine step", len(longer))
     if step_tokens is None:
         return
     trial.measure("engine step", step_tokens, "tokens")
-    if not longer:
+    if not longer and step_tokens < made.longest_tokens - 1:
         trial.warn(
             f"no prompt was longer than an engine step ({step_tokens} tokens), "
             "so none came in chunks"
@@ -233,14 +229,7 @@ def context_lengths(
 
 def _engine_step_tokens(trial: Trial) -> int | None:
     told = trial.server.configuration
-    return engine_step_tokens(told.flags) if told is not None else None
-
-
-def engine_step_tokens(flags: Sequence[str]) -> int | None:
-    """How many tokens an engine step takes by these flags; None if they do not say it."""
-    *_, last = given_flags(flags).get("--max-num-batched-tokens", "").split(" ")
-    told = _STEP.fullmatch(last)
-    return int(told[1]) * _UNITS[told[2]] if told else None
+    return (told.max_num_batched_tokens or None) if told is not None else None
 
 
 async def _cold(trial: Trial, made: Sequences, lengths: Sequence[int]) -> Scores:
