@@ -180,7 +180,7 @@ def test_the_next_engine_meets_the_baseline(server: Server) -> None:
     """Verify asks for a restart, and finds the log-probs as they were recorded before."""
     baseline = recorded_at(server.url, ADMIN_KEY)
     restarts = [check for check in self_agreement.CHECKS if check.name == "restart"]
-    made = results_at(server.url, restarts, api_key=ADMIN_KEY)
+    made = results_at(server.url, restarts, api_key=ADMIN_KEY, admin_key=ADMIN_KEY)
     made |= results_at(server.url, oracle.comparing.CHECKS, Options(baseline), ADMIN_KEY)
     assert {name: made[name].reason for name in not_passed(made)} == {}
     assert len(made) == 5

@@ -208,9 +208,11 @@ def results_at(
     options: Options | None = None,
     api_key: str = "",
     profile: Profile = "standard",
+    admin_key: str = "",
 ) -> dict[str, CheckResult]:
     """What comes of some checks against a server of another process."""
-    made, _ = asyncio.run(_judged(Target(url, api_key), checks, profile, options))
+    target = Target(url, api_key, admin_key)
+    made, _ = asyncio.run(_judged(target, checks, profile, options))
     return made
 
 
