@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -46,7 +47,8 @@ class App(Starlette):
         self.entered = asyncio.Event()
         self.released = asyncio.Event()
         self.left = asyncio.Event()
-        self.headers: dict[str, str] = {}
+        self.scheme = ""
+        """That by which `/v1/echo` was reached last."""
         methods = ["GET", "POST", "HEAD"]
         super().__init__(
             routes=[
@@ -67,6 +69,7 @@ class App(Starlette):
         )
 
     async def _echo(self, request: Request) -> Response:
+        self.scheme = request.url.scheme
         self.entered.set()
         try:
             size = len(await request.body())
@@ -162,11 +165,12 @@ def run_scene(
     limits: LimitSettings = SMALL,
     app: ASGIApp | None = None,
     settings: ListenSettings = LOCAL,
+    own: socket.socket | None = None,
 ) -> Any:
     """What `scene` returns, with a listener."""
 
     async def play() -> Any:
-        async with listening(app or App(), limits, settings=settings) as server:
+        async with listening(app or App(), limits, settings=settings, own=own) as server:
             return await scene(server)
 
     # On the loop that serves.

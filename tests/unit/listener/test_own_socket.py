@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
 
+from echo_app import GET, App, run_scene
 from holdfast.listener.own_socket import own_client, own_socket
-from holdfast.settings import LimitSettings
-from listening import DEADLINE_SECONDS, LOCAL, Listening, listening, until_set
+from holdfast.settings import LimitSettings, ListenSettings
+from listening import DEADLINE_SECONDS, LOCAL, Listening, until_set
 from self_signed import certificate
 
 ALONE = LimitSettings(max_connections=1)
-REQUEST = b"GET / HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n"
+ECHO = "/v1/echo"
+REQUEST = GET + b"connection: close\r\n\r\n"
 OTHER_PROCESS = f"""
 import socket, sys
 with socket.socket(socket.AF_UNIX) as sock:
@@ -33,40 +34,14 @@ with socket.socket(socket.AF_UNIX) as sock:
 """
 
 
-class App:
-    """Tells the scheme that it was reached by, and holds a request for `/held`."""
-
-    def __init__(self) -> None:
-        self.entered, self.released = asyncio.Event(), asyncio.Event()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or the start and the end."""
-        if scope["type"] == "lifespan":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await send({"type": "lifespan.shutdown.complete"})
-            return
-        if scope["path"] == "/held":
-            self.entered.set()
-            await until_set(self.released)
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": scope["scheme"].encode()})
-
-
 Scene = Callable[[Listening, socket.socket, App], Coroutine[Any, Any, Any]]
 
 
-def played(scene: Scene, limits: LimitSettings = ALONE, settings: Any = LOCAL) -> Any:
+def played(scene: Scene, limits: LimitSettings = ALONE, settings: ListenSettings = LOCAL) -> Any:
     """What `scene` returns while an application listens."""
-
-    async def play(own: socket.socket) -> Any:
-        app = App()
-        async with listening(app, limits, settings=settings, own=own) as server:
-            return await scene(server, own, app)
-
+    app = App()
     with own_socket() as own:
-        return asyncio.run(play(own))
+        return run_scene(lambda server: scene(server, own, app), limits, app, settings, own)
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
@@ -75,9 +50,10 @@ def test_our_own_client_needs_neither_the_address_nor_tls(tmp_path: Path, is_tls
     cert, key = certificate(tmp_path)
     settings = replace(LOCAL, ssl_certfile=cert, ssl_keyfile=key) if is_tls else LOCAL
 
-    async def ask(_server: Listening, own: socket.socket, _app: App) -> str:
+    async def ask(_server: Listening, own: socket.socket, app: App) -> str:
         async with own_client(own, {}) as client:
-            return (await client.get("/")).text
+            assert (await client.get(ECHO)).status_code == 200
+            return app.scheme
 
     assert played(ask, settings=settings) == "http"
 
@@ -89,7 +65,7 @@ def test_it_uses_no_connection_twice() -> None:
     async def ask(server: Listening, own: socket.socket, _app: App) -> None:
         async with own_client(own, {}) as client:
             for _ in range(2):
-                assert (await client.get("/")).status_code == 200
+                assert (await client.get(ECHO)).status_code == 200
                 await server.until_connections(0)
 
     played(ask, limits)
@@ -100,9 +76,9 @@ def test_it_is_answered_while_every_connection_is_busy() -> None:
 
     async def ask(server: Listening, own: socket.socket, app: App) -> int:
         async with server.wire() as busy, own_client(own, {}) as client:
-            await busy.send(b"GET /held HTTP/1.1\r\nhost: h\r\n\r\n")
+            await busy.send(GET.replace(b"echo", b"held") + b"\r\n")
             await until_set(app.entered)
-            status = (await client.get("/")).status_code
+            status = (await client.get(ECHO)).status_code
             app.released.set()
             assert (await busy.answer()).status == 200
             return status
@@ -114,7 +90,9 @@ def test_no_client_evicts_its_connections() -> None:
     """Also before it has sent anything, when the connections of clients make room for others."""
 
     async def ask(server: Listening, own: socket.socket, _app: App) -> bytes:
-        reader, writer = await asyncio.open_unix_connection(own.getsockname())
+        silent = socket.socket(socket.AF_UNIX)
+        silent.connect(own.getsockname())
+        reader, writer = await asyncio.open_unix_connection(sock=silent)
         await server.until_connections(1)
         async with server.wire() as evicted, server.wire() as client:
             assert await evicted.rest() == b""
