@@ -48,12 +48,14 @@ def _remedy_of_no_device(machine: Machine) -> str:
 
 def _lack_of_engine(machine: Machine) -> Lack | None:
     if not machine.vllm:
-        return Lack("vLLM is not installed", "pip install '.[cuda]'")
+        return Lack("vLLM is not installed", "pip install '.[cuda]' 'vllm==0.32.*'")
     if machine.missing_requirements:
         names = ", ".join(machine.missing_requirements)
         return Lack(f"Holdfast requires what is not installed: {names}", "pip install .")
     if machine.is_vllm_for_cpu and machine.devices:
-        return Lack("vLLM is its build for CPUs beside a GPU", "pip install '.[cuda]'")
+        # pip would take the build for CPUs for one that satisfies the requirement.
+        remedy = "pip install --force-reinstall '.[cuda]' 'vllm==0.32.*'"
+        return Lack("vLLM is its build for CPUs beside a GPU", remedy)
     if not machine.is_vllm_for_cpu and not machine.devices:
         return Lack("vLLM is its build for GPUs, and there is no CUDA device", "use its CPU build")
     return None

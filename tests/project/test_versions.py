@@ -27,6 +27,16 @@ def test_the_gpu_check_fetches_what_the_extra_asks_for() -> None:
     assert PROJECT["optional-dependencies"]["cuda"] == [VLLM]
 
 
+def test_users_install_the_vllm_that_the_tests_run() -> None:
+    """The extra alone takes the newest supported one, of which only the interfaces were checked."""
+    tested = ".".join(vllm_version().split(".")[:2])
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "gpu_check/lacks.py")
+    lines = [line for page in pages for line in page.read_text().splitlines()]
+    commands = [line for line in lines if "pip install" in line and "'.[cuda]'" in line]
+    assert commands
+    assert [line for line in commands if f"'.[cuda]' 'vllm=={tested}.*'" not in line] == []
+
+
 def test_the_tests_run_on_a_supported_vllm() -> None:
     """On the pinned one."""
     assert is_supported_vllm(vllm_version())
