@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 SUPPORTED_VLLM = ((0, 32), (0, 33))
 """The first and the last release of vLLM that Holdfast supports; the tests run on the first."""
+INSTALL_VLLM = "pip install 'vllm=={}.{}.*'".format(*SUPPORTED_VLLM[0])
+"""A remedy that does not name Holdfast: in package indexes, that is another project."""
 
 
 def installed_version(*distributions: str) -> str:

@@ -95,7 +95,7 @@ def test_every_import_is_declared() -> None:
 
 
 def test_the_extra_of_verify_has_its_packages() -> None:
-    """What a check asks for by name is what `holdfast[verify]` brings."""
+    """What a check asks for by name is what the extra `verify` brings."""
     assert {canonicalize_name(name) for name in packages.DISTRIBUTIONS.values()} == names_of(
         FOR_VERIFY
     )

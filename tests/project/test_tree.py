@@ -36,6 +36,11 @@ INTERFACES = {
 # Every pattern is written so that it does not match its own text.
 MACHINE_PATH = re.compile(r"(?<![\w.~$})-])/(?:(?:work|root|farm)/|opt/(?:wheels|pypi))")
 REGISTRY_HOST = re.compile(r"pypi[.]org|python[h]osted|npm[j]s|deb[.]debian[.]org")
+INSTALLED_BY_NAME = re.compile(
+    r"\bhold[f]ast\[[a-z]|(?:\bpip[x3]?|\buv (?:tool|pip)) install\b.*?[\s'\"]hold[f]ast(?![-/.\w])"
+    r"|pkg:py[p]i/|\binstall hold[f]ast in\b"
+)
+"""In package indexes, that name is another project's: users install Holdfast from a checkout."""
 UNFINISHED = re.compile(r"\b(?:TO[D]O|FIX[M]E|XX[X])\b")
 
 
@@ -84,9 +89,9 @@ def requirements(name: str) -> list[Requirement]:
     ]
 
 
-@pytest.mark.parametrize("pattern", [MACHINE_PATH, REGISTRY_HOST, UNFINISHED])
+@pytest.mark.parametrize("pattern", [MACHINE_PATH, REGISTRY_HOST, INSTALLED_BY_NAME, UNFINISHED])
 def test_no_file_names_what_it_must_not(pattern: re.Pattern[str]) -> None:
-    """No file names a path of one machine, the host of a registry, or unfinished work."""
+    """No file names a path of one machine, a registry, a stranger's package, or unfinished work."""
     assert matches(pattern) == []
 
 
@@ -97,6 +102,9 @@ def test_no_file_names_what_it_must_not(pattern: re.Pattern[str]) -> None:
         (MACHINE_PATH, "file:///" + "opt/wheels"),
         (MACHINE_PATH, '"/' + 'root/x"'),
         (REGISTRY_HOST, "https://pypi" + ".org/simple"),
+        (INSTALLED_BY_NAME, "pip install hold" + "fast"),
+        (INSTALLED_BY_NAME, "uv pip install 'hold" + "fast[verify]'"),
+        (INSTALLED_BY_NAME, "pkg:py" + "pi/anything"),
         (UNFINISHED, "# TO" + "DO: later"),
     ],
 )

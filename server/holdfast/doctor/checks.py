@@ -19,7 +19,7 @@ from holdfast.engine.unsupported import (
     refuse_mistyped_variables,
 )
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.versions import is_supported_vllm
+from holdfast.versions import INSTALL_VLLM, is_supported_vllm
 from holdfast.workspace.plan import MIB
 
 AMPLE_SHARED_BYTES = GIB
@@ -143,11 +143,9 @@ def _check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
 def _check_vllm(machine: Machine, _layout: Layout) -> Iterator[Finding]:
     version = machine.vllm_version
     if version == "not installed":
-        yield failure("vllm", "vLLM is not installed.", "pip install 'holdfast[cuda]'.")
+        yield failure("vllm", "vLLM is not installed.", f"{INSTALL_VLLM}.")
     elif not is_supported_vllm(version):
-        yield warning(
-            "vllm", f"vLLM {version} is untested with Holdfast.", "pip install 'holdfast[cuda]'."
-        )
+        yield warning("vllm", f"vLLM {version} is untested with Holdfast.", f"{INSTALL_VLLM}.")
     else:
         yield ok("vllm", f"vLLM {version}, {'CPU' if machine.is_cpu_build else 'CUDA'} build")
 

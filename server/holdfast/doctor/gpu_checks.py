@@ -10,6 +10,7 @@ from holdfast.doctor.findings import GIB, Finding, HazardName, failure, gib, ok,
 from holdfast.doctor.gpus import Gpu
 from holdfast.doctor.machine import Machine
 from holdfast.doctor.parallelism import Layout
+from holdfast.versions import INSTALL_VLLM
 
 HOST_BYTES = 12 * GIB
 """What a host needs beside a GPU that shares its memory: a tenth of a DGX Spark. Owners of one
@@ -34,7 +35,7 @@ def _check_count(machine: Machine, layout: Layout) -> Iterator[Finding]:
             yield warning(
                 "gpu",
                 f"{gpu_facts.gpus[0].name} is not used: the installed vLLM is the CPU build.",
-                "install the CUDA build of vLLM: pip install 'holdfast[cuda]'.",
+                f"install the CUDA build of vLLM: {INSTALL_VLLM} --force-reinstall.",
             )
         return
     if gpu_facts.problem:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from holdfast.errors import HoldfastError, PluginMissingError, UsageError
 from holdfast.settings import flags
+from holdfast.versions import INSTALL_VLLM
 
 _PREFIX = "VLLM_"
 OUR_PREFIX = "HOLDFAST_"
@@ -88,7 +89,7 @@ def refuse_missing_vllm() -> None:
         UsageError: it is not installed.
     """
     if find_spec("vllm") is None:
-        raise UsageError("vLLM is not installed.", remedy="pip install 'holdfast[cuda]'.")
+        raise UsageError("vLLM is not installed.", remedy=f"{INSTALL_VLLM}.")
 
 
 _PLUGINS = {"holdfast": "report its workspaces", "holdfast_demo": "know the demo model"}

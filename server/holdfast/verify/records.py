@@ -219,7 +219,7 @@ class Tool:
 
     version: str
     packages: Mapping[str, str]
-    """Of `holdfast[verify]`: the version of each that is installed."""
+    """Of the extra `verify`: the version of each that is installed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,9 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     needing = [check for check in ALL if check.packages]
     made = results(OpenAIDouble(), needing)
     assert {one.status for one in made.values()} == {CheckStatus.SKIPPED}
-    assert {one.remedy for one in made.values()} == {"pip install 'holdfast[verify]'"}
+    assert {one.remedy for one in made.values()} == {
+        "in a checkout of Holdfast: pip install '.[verify]'"
+    }
     assert made["wire.provider_check"].reason == (
         "the package trustedrouter-provider-check is not installed"
     )

@@ -245,7 +245,7 @@ def test_the_statement_is_in_totos() -> None:
     assert predicate["failedTests"] == ["chat.capital"]
     assert predicate["warnedTests"] == ["chat.tone", "self.prefix"]
     tool, *served = predicate["configuration"]
-    assert tool["uri"] == "pkg:pypi/holdfast@1.0"
+    assert tool["uri"] == "pkg:generic/holdfast@1.0"
     assert served == [
         {"name": "registry/holdfast", "digest": {"sha256": "cd" * 32}},
         {"name": "config.json", "digest": {"sha256": "ab" * 32}},

@@ -106,7 +106,7 @@ def require_every_rank(
         missing = ", ".join(f"rank {rank} of engine {engine}" for engine, rank in silent)
         raise PluginMissingError(
             f"the workspace plugin did not report from {missing}",
-            remedy="install holdfast in the environment of every worker, and add `holdfast` to "
+            remedy="install Holdfast in the environment of every worker, and add `holdfast` to "
             "VLLM_PLUGINS if that is set.",
         )
 

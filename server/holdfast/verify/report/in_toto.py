@@ -34,7 +34,7 @@ def rendered(report: Report) -> str:
             "configuration": [
                 {
                     "name": f"holdfast verify --profile {report.profile}",
-                    "uri": f"pkg:pypi/holdfast@{report.tool.version}",
+                    "uri": f"pkg:generic/holdfast@{report.tool.version}",
                 },
                 *_served(report.server.configuration or Configuration()),
             ],

@@ -1,4 +1,4 @@
-"""What does canitoolcall's probe of a running server say? It is part of `holdfast[verify]`."""
+"""What does canitoolcall's probe of a running server say? It is part of the extra `verify`."""
 
 from __future__ import annotations
 

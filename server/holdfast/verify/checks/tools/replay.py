@@ -20,7 +20,7 @@ from holdfast.verify.survey import given_flags
 from holdfast.verify.trial import TOKENIZE, SkippedError, Trial, UnexpectedStatusError
 from holdfast.verify.waiting import together
 
-if TYPE_CHECKING:  # a package of `holdfast[verify]`
+if TYPE_CHECKING:  # a package of the extra `verify`
     from canitoolcall.chunking import ChunkStrategy
     from canitoolcall.fixtures import Family, Fixture
     from canitoolcall.results import CheckResult, ParseResult

@@ -1,4 +1,4 @@
-"""What do other people's tools say of it? They are part of `holdfast[verify]`."""
+"""What do other people's tools say of it? They are part of the extra `verify`."""
 
 from __future__ import annotations
 
