@@ -133,7 +133,7 @@ CHECKS = (
         "needles",
         "self",
         needles,
-        "The model finds a sentence at every depth of a text, in short texts and in long ones.",
+        "The model finds a sentence at every depth down to 90 % of a text, short or long.",
         profiles=FROM_STANDARD,
         needs=("chat",),
         deadline_seconds=14400.0,
