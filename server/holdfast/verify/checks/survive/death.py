@@ -49,7 +49,8 @@ async def death(trial: Trial) -> None:
     if not trial.options.kill_command:
         raise SkippedError(
             "--kill-command was not given",
-            "give --kill-command, for example 'pkill -KILL -f ^VLLM::EngineCore'",
+            "give --kill-command, for example 'pkill -KILL -f ^VLLM::EngineCore', which kills "
+            "every vLLM engine of this machine that you may signal",
         )
     asked = [
         either(trial, f"Story {number}: once upon a time", max_tokens=ANSWER_TOKENS)
