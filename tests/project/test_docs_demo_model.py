@@ -60,9 +60,8 @@ def test_the_numbers_of_the_training_are_those_of_the_code() -> None:
     assert rows["seed"] == str(course.seed)
     assert f"last {_percent(DECAY_SHARE)}" in rows["optimizers"]
     assert f"to {_percent(FINE_TUNING_RATE)} of its peak" in rows["optimizers"]
-    after, before = _percent(FINE_TUNED_SHARE), _percent(1 - FINE_TUNED_SHARE)
-    assert f"{after} those after it and {before} those before" in rows["optimizers"]
-    assert f"{_percent(LONG_TEXT_SHARE)} after the texts that fill" in rows["optimizers"]
+    assert f"{_percent(FINE_TUNED_SHARE)} after fine-tuning" in rows["optimizers"]
+    assert f"{_percent(LONG_TEXT_SHARE)} after the full-context texts" in rows["optimizers"]
     assert f"{_percent(HARD_TEXT_SHARE)} after the hard ones" in rows["optimizers"]
     assert f"{_percent(RECORD_SHARE)} at the end" in rows["optimizers"]
     sizes = f"{shape.LAYERS} layers, {shape.HIDDEN_SIZE} channels, {shape.HEADS} heads"
