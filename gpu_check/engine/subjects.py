@@ -161,7 +161,7 @@ def _flags(errand: Errand) -> tuple[str, ...]:
 
 
 def _environment(directory: Path) -> Mapping[str, str]:
-    ours = {str(ROOT), str(ROOT / "server")}  # whose other folders are no packages
+    ours = {str(ROOT), str(ROOT / "server")}  # whose other folders are not packages
     others = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p not in ours]
     path = [str(packages.make(directory)), *others]
     return {

@@ -41,6 +41,7 @@ def test_what_operators_edit_reads_as_english(path: Path) -> None:
     "text",
     [
         'f"{path} is no mapping."',
+        '"those folders are no packages"',
         '"nothing " "but for health"',
         '"a proof that is not worth to wait for"',
         "f\"{wait:.0f} s, as {f'it is {kind}, and is no file'}\"",
