@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import subprocess
 from collections import defaultdict
@@ -19,8 +18,11 @@ from holdfast.nodes.command_line import read_follow
 from ops.queries import ROOT
 
 UNITS = ROOT / "deploy" / "systemd"
+HEAD = "holdfast-head.service"
 FOLLOWER = "holdfast-follower.service"
-NAMES = ("holdfast-head.service", FOLLOWER)
+ALONE = "holdfast.service"
+OF_NODES = (HEAD, FOLLOWER)
+NAMES = (*OF_NODES, ALONE)
 REFUSED_PAUSE_SECONDS = 30
 """One that is refused again and again must not fill a log."""
 PROGRAM = "/opt/holdfast/bin/holdfast"
@@ -30,6 +32,7 @@ CREDENTIAL = "%d/node-key"
 GPU_HIDING = {"PrivateDevices", "ProtectClock", "MemoryDenyWriteExecute", "ProcSubset"}
 
 every_unit = pytest.mark.parametrize("name", NAMES)
+every_server = pytest.mark.parametrize("name", [HEAD, ALONE])
 Settings = dict[str, list[str]]
 
 
@@ -49,7 +52,10 @@ def settings_in(unit: str) -> Settings:
 
 
 def variables(file: str) -> dict[str, str]:
-    """The variables that the guide writes into a file of the environment."""
+    """The variables that a guide writes into a file of the environment."""
+    if f"/etc/holdfast/{file}\n" in (text := DEPLOYING.read_text()):
+        (line,) = re.findall(rf"echo '(.*)' \| sudo tee /etc/holdfast/{file}\n", text)
+        return dict([line.split("=", 1)])
     _, found, text = PAGE.read_text().partition(f"`/etc/holdfast/{file}`")
     assert found
     (block,) = re.findall(r"\A[^\n]*\n\n((?: {4}.*\n)+)", text)
@@ -68,15 +74,6 @@ def command(name: str) -> list[str]:
     return words
 
 
-def unit_for_one_machine() -> str:
-    """The unit that the guide makes of that of a head."""
-    text = DEPLOYING.read_text().replace("\\\n", " ")
-    (line,) = re.findall(r"^\$ (sed .*?) \|\s+sudo tee", text, re.MULTILINE)
-    return subprocess.run(
-        shlex.split(line), capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
-    ).stdout
-
-
 def unit_of_compose() -> str:
     """The unit that starts Compose at boot."""
     (unit,) = re.findall(r"^```ini\n(.*?)^```$", DEPLOYING.read_text(), re.MULTILINE | re.DOTALL)
@@ -89,9 +86,8 @@ def test_systemd_accepts_the_unit(name: str, tmp_path: Path) -> None:
     accept(name, (UNITS / name).read_text(), tmp_path)
 
 
-def test_systemd_accepts_the_units_of_the_guide(tmp_path: Path) -> None:
-    """Those for one machine, with Compose and without."""
-    accept("holdfast.service", unit_for_one_machine(), tmp_path)
+def test_systemd_accepts_the_unit_of_the_guide(tmp_path: Path) -> None:
+    """The one for Compose."""
     # Docker is not installed here.
     compose = re.sub(r"^(Requires|After)=.*\n", "", unit_of_compose(), flags=re.MULTILINE)
     accept("holdfast-compose.service", compose.replace("/usr/bin/docker", "/bin/true"), tmp_path)
@@ -116,7 +112,7 @@ def accept(name: str, text: str, directory: Path) -> None:
 
 def test_the_head_is_the_one_of_the_guide() -> None:
     """Its flags are accepted, and it reads the key as a credential."""
-    program, serve, *arguments = command("holdfast-head.service")
+    program, serve, *arguments = command(HEAD)
     assert (program, serve) == (PROGRAM, "serve")
     parsed = cli.parse_serve(arguments, {})
     assert parsed.node_count > 1
@@ -128,20 +124,18 @@ def test_the_follower_follows_that_head() -> None:
     program, follow, *arguments = command(FOLLOWER)
     assert (program, follow) == (PROGRAM, "follow")
     parsed = read_follow(arguments, {})
-    _, _, *of_head = command("holdfast-head.service")
+    _, _, *of_head = command(HEAD)
     assert parsed.head_host == cli.parse_serve(of_head, {}).master_address
     assert parsed.key_file == Path(CREDENTIAL)
 
 
 def test_the_unit_for_one_machine_needs_no_key() -> None:
     """It serves with the flags of the guide, and is otherwise that of a head."""
-    unit = settings_in(unit_for_one_machine())
-    assert unit["ExecStart"] == [f"{PROGRAM} serve $FLAGS"]
-    ((flags, file),) = re.findall(r"echo 'FLAGS=(.*)' \| sudo tee (\S+)", DEPLOYING.read_text())
-    assert unit["EnvironmentFile"] == [file]
-    assert cli.parse_serve(flags.split(), {}).node_count == 1
-    changed = {"Description", "LoadCredential", "ExecStart"}
-    head = settings("holdfast-head.service")
+    program, serve, *arguments = command(ALONE)
+    assert (program, serve) == (PROGRAM, "serve")
+    assert cli.parse_serve(arguments, {}).node_count == 1
+    changed = {"Description", "EnvironmentFile", "LoadCredential", "ExecStart"}
+    unit, head = settings(ALONE), settings(HEAD)
     assert {key for key in {*head, *unit} if head.get(key) != unit.get(key)} == changed
 
 
@@ -155,7 +149,7 @@ def test_the_unit_of_compose_starts_the_files_of_the_guide() -> None:
     assert unit["Environment"][0].startswith("MODEL=")
 
 
-@every_unit
+@pytest.mark.parametrize("name", OF_NODES)
 def test_the_key_belongs_to_root(name: str) -> None:
     """systemd passes it on from where the guide puts it."""
     assert settings(name)["LoadCredential"] == ["node-key:/etc/holdfast/node-key"]
@@ -179,16 +173,17 @@ def test_what_a_restart_cannot_help_is_not_restarted(name: str) -> None:
 
 def test_a_head_without_its_address_is_started_until_it_has_it() -> None:
     """Each start waits for long enough that the limit on starts is not reached."""
-    unit = settings("holdfast-head.service")
+    unit = settings(HEAD)
     assert str(int(ExitCode.ENGINE_START)) not in unit["RestartPreventExitStatus"][0].split()
     (hours,) = re.findall(r"^(\d+)h$", unit["StartLimitIntervalSec"][0])
     assert ABSENCE_SECONDS * int(unit["StartLimitBurst"][0]) > int(hours) * 3600
 
 
-def test_the_server_may_drain() -> None:
+@every_server
+def test_the_server_may_drain(name: str) -> None:
     """It gets SIGTERM alone, and the time to drain and to end its engine."""
-    unit = settings("holdfast-head.service")
-    _, _, *arguments = command("holdfast-head.service")
+    unit = settings(name)
+    _, _, *arguments = command(name)
     drain_seconds = cli.parse_serve(arguments, {}).supervision.drain_timeout_seconds
     assert unit["KillMode"] == ["mixed"]
     assert int(unit["TimeoutStopSec"][0]) >= drain_seconds + ENGINE_STOP_SECONDS
@@ -206,16 +201,17 @@ def test_the_gpu_is_not_hidden(name: str) -> None:
     assert GPU_HIDING.isdisjoint(settings(name))
 
 
-def test_both_are_confined_equally() -> None:
-    """What the head may not do, a follower may not do either."""
+def test_all_are_confined_equally() -> None:
+    """What the head may not do, a follower and a server on one machine may not do either."""
     start = "NoNewPrivileges="
     texts = [(UNITS / name).read_text() for name in NAMES]
-    head, follower = (text.partition(start)[2].partition("\n\n")[0] for text in texts)
+    head, follower, alone = (text.partition(start)[2].partition("\n\n")[0] for text in texts)
     assert head
-    assert head == follower
+    assert head == follower == alone
 
 
 def test_every_unit_is_in_the_guide() -> None:
     """And here."""
     assert sorted(path.name for path in UNITS.iterdir()) == sorted(NAMES)
-    assert all(f"../deploy/systemd/{name}" in PAGE.read_text() for name in NAMES)
+    assert all(f"../deploy/systemd/{name}" in PAGE.read_text() for name in OF_NODES)
+    assert f"../deploy/systemd/{ALONE}" in DEPLOYING.read_text()
