@@ -17,7 +17,12 @@ from starlette.routing import Route
 from asgi_server import DEADLINE_SECONDS
 from holdfast.api.admission import Admission
 from holdfast.api.load import LoadView
-from holdfast.api.metrics import PAUSE_FACTOR, metrics_route, request_counts
+from holdfast.api.metrics import (
+    MAX_CHOSEN_PAGES,
+    PAUSE_FACTOR,
+    metrics_route,
+    request_counts,
+)
 from holdfast.engine.requests.sequence_queue import Capacity
 from holdfast.request_context import RequestContext
 from holdfast.telemetry.collector import RequestCounts
@@ -146,17 +151,82 @@ def test_a_scraper_of_chosen_names_does_not_delay_the_whole_page() -> None:
     async def scene() -> bytes:
         chosen = [
             asyncio.create_task(scraped(route, query=f"name[]=page&name[]=x{number}"))
-            for number in range(20)
+            for number in range(MAX_CHOSEN_PAGES)
         ]
         await until_begun(pages)
         whole = asyncio.create_task(scraped(route))
         await until_begun(pages)
-        pages.may_end.release(21)
+        pages.may_end.release(MAX_CHOSEN_PAGES + 1)
         page = await whole
         await asyncio.gather(*chosen)
         return page
 
     assert b"page 2.0" in asyncio.run(scene())
+
+
+def test_names_without_end_make_few_pages() -> None:
+    """The whole page has what the scrapers beyond a few asked for, and all of them share it."""
+    pages = Pages()
+    route = metrics_route(lambda: (pages,))
+
+    async def scene() -> list[bytes]:
+        scrapes = [
+            asyncio.create_task(scraped(route, query=f"name[]=page&name[]=x{number}"))
+            for number in range(200)
+        ]
+        await until_begun(pages)
+        pages.may_end.release(len(scrapes))
+        return await asyncio.gather(*scrapes)
+
+    assert all(b"page " in page for page in asyncio.run(scene()))
+    # One or two whole pages, as some may ask only when the first has begun.
+    assert len(pages.threads) <= MAX_CHOSEN_PAGES + 3
+
+
+def test_names_that_are_waited_for_are_never_the_ones_too_many() -> None:
+    """A scraper shares the page of its names, however many others wait."""
+    pages = Pages()
+    route = metrics_route(lambda: (pages, Named()))
+    chosen = [f"name[]=named&name[]=x{number}" for number in range(MAX_CHOSEN_PAGES + 1)]
+
+    async def scene() -> bytes:
+        scrapes = [asyncio.create_task(scraped(route, query=chosen[0]))]
+        await until_begun(pages)
+        scrapes += [asyncio.create_task(scraped(route, query=query)) for query in chosen[1:]]
+        await asyncio.sleep(0)
+        last = asyncio.create_task(scraped(route, query=chosen[-1]))
+        await asyncio.sleep(0)
+        pages.may_end.release(len(scrapes) + 1)
+        await asyncio.gather(*scrapes)
+        return await last
+
+    assert b"page " not in asyncio.run(scene())
+
+
+class Named(Collector):
+    """A registry with a series that is there at once."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("named", "Another one.", 1)
+
+
+def test_pages_that_failed_before_they_began_take_no_room() -> None:
+    """Nothing waits for them."""
+    pages = Pages()
+    route = metrics_route(lambda: (pages, Named()))
+    pages.may_end.release()
+
+    async def scene() -> bytes:
+        size_bytes = threading.stack_size(1 << 46)  # more than there is room for
+        try:
+            for number in range(MAX_CHOSEN_PAGES):
+                with pytest.raises(RuntimeError, match="thread"):
+                    await scraped(route, query=f"name[]=x{number}")
+        finally:
+            threading.stack_size(size_bytes)
+        return await scraped(route, query="name[]=named")
+
+    assert b"page " not in asyncio.run(scene())
 
 
 def test_a_scraper_that_goes_away_takes_the_page_from_nobody() -> None:

@@ -9,6 +9,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from urllib.parse import unquote
 
 import anyio
@@ -29,6 +30,9 @@ from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.exposition import Names, PageFormat, Registries, format_for, render
 from holdfast.telemetry.load import Load
 
+MAX_CHOSEN_PAGES = 8
+"""The pages of chosen series that may wait to be rendered. Clients choose names without end, and
+each set of names is a page of its own; beyond these, a request gets the whole page."""
 PAUSE_FACTOR = 4
 """After a page, rendering pauses for this many times the processor time that the page took."""
 RESPONSE_INTERVAL_SECONDS = 0.002
@@ -59,15 +63,18 @@ def metrics_route(registries: Callable[[], Registries]) -> Route:
     """Return the route of a page with these registries, which are looked up for each page.
 
     As in the Prometheus client, each `name[]` of the query names a series, and the page then has no
-    others.
+    others, unless `MAX_CHOSEN_PAGES` wait already.
     """
     whole, chosen = _PageRenderer(registries), _PageRenderer(registries)
 
     async def endpoint(request: Request) -> Response:
         page_format = format_for(request.headers.get("accept", ""))
         names = frozenset(filter(None, request.query_params.getlist("name[]")))
-        # Clients can choose names without end, and none of them may delay the whole page.
-        page = await (chosen if names else whole).page(page_format, names)
+        if names and chosen.has_room_for(page_format, names):
+            # With its own thread, so that no choice of names delays the whole page.
+            page = await chosen.page(page_format, names)
+        else:
+            page = await whole.page(page_format, frozenset())
         return Response(page, headers={"content-type": page_format.content_type})
 
     return Route(METRICS_PATH, endpoint, methods=("GET", "HEAD"))
@@ -89,19 +96,32 @@ class _PageRenderer:
         self._paused_until_seconds = 0.0
         self._response_lock = asyncio.Lock()
 
+    def has_room_for(self, page_format: PageFormat, names: Names) -> bool:
+        """Return whether such a page waits already, or one more may wait."""
+        return (page_format.content_type, names) in self._next or (
+            len(self._next) < MAX_CHOSEN_PAGES
+        )
+
     async def page(self, page_format: PageFormat, names: Names) -> bytes:
         """Return a page that was begun after this call: of these series, or of all if none."""
-        task = self._next.get((page_format.content_type, names))
+        key = page_format.content_type, names
+        task = self._next.get(key)
         if task is None or task.done():  # done: it failed before it began
             rendering = to_thread.run_sync(self._render, page_format, names, limiter=self._limiter)
             task = asyncio.create_task(rendering, name="page of metrics")
-            self._next[page_format.content_type, names] = task
+            self._next[key] = task
+            task.add_done_callback(partial(self._forget, key))
         page = await asyncio.shield(task)
         await self._response_lock.acquire()
         asyncio.get_running_loop().call_later(
             RESPONSE_INTERVAL_SECONDS, self._response_lock.release
         )
         return page
+
+    def _forget(self, key: tuple[str, Names], task: asyncio.Task[bytes]) -> None:
+        """Make room if the page failed before it began."""
+        if self._next.get(key) is task:
+            del self._next[key]
 
     def _render(self, page_format: PageFormat, names: Names) -> bytes:
         time.sleep(max(0.0, self._paused_until_seconds - time.monotonic()))
