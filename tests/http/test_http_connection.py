@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -27,7 +28,7 @@ from holdfast.errors import UsageError
 from holdfast.listener import bounded_connection, connection_table
 from holdfast.listener.connection_table import SPARE_CONNECTIONS
 from holdfast.settings import LimitSettings
-from listening import DEADLINE_SECONDS, Answer, Listening, Wire, until_set
+from listening import DEADLINE_SECONDS, LOCAL, Answer, Listening, Wire, until_set
 
 
 def chunk(content: bytes) -> bytes:
@@ -490,24 +491,60 @@ def test_a_connection_too_many_is_answered_503() -> None:
     assert (answer.headers["retry-after"], answer.headers["x-should-retry"]) == ("5", "true")
 
 
-@pytest.mark.parametrize("path", [b"/livez", b"/livez/", b"/livez?x", b"/under/a/root/livez"])
-def test_health_is_answered_over_the_limit(path: bytes) -> None:
+ROOTED = replace(LOCAL, root_path="/under/a/root")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(b"/livez", b"/livez/", b"/livez?x", b"http://localhost/livez"),
+        *(b"/under/a/root/livez", b"/under/a/root/metrics/routing/?x"),
+    ],
+)
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+def test_health_is_answered_over_the_limit(method: bytes, path: bytes) -> None:
     """An orchestrator that asks when all connections are at work gets its answer."""
+    answer, refused = _over_the_limit(method + b" " + path + b" HTTP/1.1\r\n\r\n")
+    assert answer.status in ({404} if b"root" in path else {200, 307})
+    assert (answer.headers["connection"], refused) == ("close", {})
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /v1/chat/livez HTTP/1.1\r\n\r\n",
+        b"GET /under/a/livez HTTP/1.1\r\n\r\n",
+        b"GET /under/a/root/v1/livez HTTP/1.1\r\n\r\n",
+        b"GET /routing HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"POST /livez HTTP/1.1\r\n\r\n",
+        b"POST /v1/chat/livez HTTP/1.1\r\nContent-Length: 65000\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nContent-Length: 65000\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+)
+def test_nothing_else_is_answered_over_the_limit(head: bytes) -> None:
+    """Neither a path that only ends like one for health, nor a body that may drip for hours."""
+    answer, refused = _over_the_limit(head)
+    assert (answer.status, refused) == (503, {"too_many_connections": 1})
+
+
+def _over_the_limit(head: bytes) -> tuple[Answer, dict[str, int]]:
+    """The answer to a request when all connections are at work, and what was refused."""
     app = App()
 
-    async def scene(server: Listening) -> tuple[int, str, dict[str, int]]:
+    async def scene(server: Listening) -> tuple[Answer, dict[str, int]]:
         async with server.wire() as one, server.wire() as two:
             await _busy(app, one)
             await _busy(app, two)
             async with server.wire() as three:
-                await three.send(b"GET " + path + b" HTTP/1.1\r\n\r\n")
-                answer = await three.answer()
+                await three.send(head)
+                answer = await three.answer(has_body=not head.startswith(b"HEAD"))
             app.released.set()
-            return answer.status, answer.headers["connection"], server.refused
+            return answer, server.refused
 
-    status, connection, refused = run_scene(scene, FEW, app)
-    assert status in ({404} if b"root" in path else {200, 307})
-    assert (connection, refused) == ("close", {})
+    answered: tuple[Answer, dict[str, int]] = run_scene(scene, FEW, app, ROOTED)
+    return answered
 
 
 def test_a_connection_over_those_for_health_is_closed() -> None:

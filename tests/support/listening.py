@@ -53,13 +53,14 @@ class Wire:
             self.writer.write(part)
             await self.writer.drain()
 
-    async def answer(self) -> Answer:
-        """The next answer."""
+    async def answer(self, *, has_body: bool = True) -> Answer:
+        """The next answer; that to HEAD has no body."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             pairs = (line.partition(": ") for line in head[1:] if line)
             headers = {name: value for name, _, value in pairs}
-            body = await self.reader.readexactly(int(headers.get("content-length", "0")))
+            size_bytes = int(headers.get("content-length", "0")) if has_body else 0
+            body = await self.reader.readexactly(size_bytes)
         return Answer(int(head[0].split()[1]), headers, body)
 
     async def rest(self) -> bytes:

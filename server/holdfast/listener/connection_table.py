@@ -100,10 +100,8 @@ class ConnectionTable:
         self.limits = limits
         self.refusals = refusals
         self.on_refused = on_refused
-        self.always_answered = frozenset(
-            path.rpartition("/")[2].encode() for path in always_answered
-        )
-        """The last segments of the paths that anybody may request on a spare connection."""
+        self.always_answered = frozenset(path.encode() for path in always_answered)
+        """The paths that anybody may request on a spare connection, without a final slash."""
         self.header_deadlines = DeadlineQueue(limits.header_timeout_seconds)
         """Deadlines for the headers of a request to be complete."""
         self.body_deadlines = DeadlineQueue(limits.body_timeout_seconds)

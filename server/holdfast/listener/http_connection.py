@@ -22,6 +22,7 @@ from holdfast.listener.websocket_connection import WebSocketConnection
 MAX_PIPELINED = 128
 """Requests on one connection that wait for the answer to an earlier one; each takes kilobytes."""
 
+_PROBING_METHODS = frozenset({b"GET", b"HEAD"})
 _UPGRADE_OPTIONS = frozenset({b"upgrade", b"http2-settings"})
 _HEADER_FRAME_BYTES = 4
 """Colon, space and line break."""
@@ -197,8 +198,11 @@ class HttpConnection(BoundedConnection):
         self.parser = None  # type: ignore[assignment]  # as uvicorn does it when a connection ends
 
     def _asks_for_health(self) -> bool:
-        path = self.url.partition(b"?")[0].rstrip(b"/")
-        return path.rpartition(b"/")[2] in self._table.always_answered
+        """Return whether the request is a health check or a scrape; a body could drip for hours."""
+        if self.parser.get_method() not in _PROBING_METHODS or announces_body(self.headers):
+            return False
+        path = httptools.parse_url(self.url).path or b""
+        return path.rstrip(b"/") in self._table.always_answered
 
     def _check_framing(self) -> None:
         """Bound what the parser keeps silently: half a header, trailers, chunk extensions."""

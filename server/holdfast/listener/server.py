@@ -95,7 +95,9 @@ async def listening(  # noqa: PLR0913 - where to listen, what to serve, where to
         UsageError: a TLS file is missing or invalid, or this process may not open enough files.
     """
     strip_queries()
-    table = ConnectionTable(limits, refusals, ALWAYS_ANSWERED, on_refused=on_refused)
+    # A proxy may keep the root path in the request, or strip it.
+    below_root = frozenset(f"{settings.root_path}{path}" for path in ALWAYS_ANSWERED)
+    table = ConnectionTable(limits, refusals, ALWAYS_ANSWERED | below_root, on_refused=on_refused)
     config = _config(app, settings, limits, partial(HttpConnection, table=table))
     server = _Server(config, table, own)
     task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")
