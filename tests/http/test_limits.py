@@ -53,6 +53,7 @@ class App(Starlette):
         super().__init__(
             routes=[
                 Route("/v1/echo", self._echo, methods=["POST"]),
+                Route("/v1/form", self._form, methods=["POST"]),
                 Route("/v1/error", self._error, methods=["POST"]),
                 Route("/v1/broken", self._broken),
                 Route("/v1/never", self._never),
@@ -72,6 +73,11 @@ class App(Starlette):
         size = len(await request.body())
         self.reached += 1
         return JSONResponse({"bytes": size})
+
+    async def _form(self, request: Request) -> Response:
+        self.reached += 1
+        async with request.form() as form:
+            return JSONResponse(dict(form))
 
     async def _error(self, request: Request) -> Response:
         given = await request.json()
@@ -183,6 +189,56 @@ def test_what_is_no_json_may_be_as_deep_as_it_likes() -> None:
     headers = {"content-type": "application/octet-stream"}
     answer = limited.asked("POST", "/v1/echo", content=DEEP, headers=headers)
     assert (answer.json(), limited.refused) == ({"bytes": 100_000}, {})
+
+
+FORM = b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nhello\r\n--b--\r\n'
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        "charset=punycode",
+        "charset=utf-7",
+        "charset=utf-8; charset=punycode",
+        'Charset = "punycode"',
+        'charset="puny\\code"',
+        "charset=utf-8-sig",
+        "charset=no-such-charset",
+        "charset=",
+        'x="; charset=utf-8"; charset=idna',
+    ],
+)
+@pytest.mark.parametrize("kind", ["multipart/form-data", "Multipart/Form-Data "])
+def test_forms_in_most_charsets_are_refused(kind: str, parameters: str) -> None:
+    """Python decodes a field by the charset that its client names, and some take half a minute."""
+    limited = Limited()
+    headers = {"content-type": f"{kind}; boundary=b; {parameters}"}
+    answer = limited.asked("POST", "/v1/form", content=FORM, headers=headers)
+    assert answer.status_code == 400
+    assert "charset=utf-8" in answer.json()["error"]["message"]
+    assert answer.headers["x-should-retry"] == "false"
+    assert (limited.refused, limited.inner.reached) == ({"malformed": 1}, 0)
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "multipart/form-data; boundary=b",
+        "multipart/form-data; boundary=b; charset=UTF-8",
+        'multipart/form-data; charset="utf8"; boundary="b"',
+        "multipart/form-data; charset=punycode; boundary=b; charset=utf_8",
+        "multipart/form-data; boundary=b; charset*=utf-8''punycode",
+        "multipart/form-data; boundary=b; charset=US-ASCII",
+        "multipart/form-data; boundary=b; charset=ISO-8859-1",
+        "multipart/form-data; boundary=b; charset=latin1",
+    ],
+)
+def test_forms_in_the_usual_charsets_are_read(content_type: str) -> None:
+    """The charset that counts is the one that the parser uses."""
+    limited = Limited()
+    headers = {"content-type": content_type}
+    answer = limited.asked("POST", "/v1/form", content=FORM, headers=headers)
+    assert (answer.json(), limited.refused) == ({"prompt": "hello"}, {})
 
 
 @pytest.mark.parametrize(

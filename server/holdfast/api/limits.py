@@ -20,6 +20,7 @@ from holdfast.api.body_cost import (
     Buffers,
     JsonShape,
     content_type,
+    form_fault,
     json_fault,
 )
 from holdfast.api.errors import SHOULD_RETRY_HEADER, error_event, openai_error, send_nothing
@@ -71,6 +72,8 @@ class Limits:
             return self._app(scope, receive, send)
         shape = JsonShape(self._max_json_depth, self._max_values) if _may_be_json(scope) else None
         exchange = _LimitedExchange(scope, receive, send, shape, self._refusals)
+        if (error := form_fault(scope)) is not None:
+            return exchange.refuse(error)
         is_large = _may_be_large(scope)
         # The probe has one deadline for everything, and no client waits for it.
         if (is_large or self._timeout_seconds) and not self._is_probe(scope):
@@ -187,7 +190,7 @@ class _LimitedExchange:
                     await asyncio.sleep(0)
                     error = self._fault(body[at : at + LOOK_BYTES])
             if error is not None:
-                await self._refuse(error)
+                await self.refuse(error)
                 return _GONE
         return message
 
@@ -214,7 +217,7 @@ class _LimitedExchange:
             openai_type="timeout_error",
         )
         if not self._has_started:
-            await self._refuse(error)
+            await self.refuse(error)
             return
         self._refusals.count(error.reason)
         self._is_over = True
@@ -224,6 +227,20 @@ class _LimitedExchange:
             # Any other response ends without its last chunk, which tells the client the same.
             event = error_event(error)
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
+
+    async def refuse(self, error: RefusedError) -> None:
+        """Answer with an error, unless the response has started, and drop what comes later."""
+        self._refusals.count(error.reason)
+        self._is_over, self._is_passed_on = True, False
+        if not self._has_started:
+            may_retry = error.reason == "buffers_full"
+            headers = {SHOULD_RETRY_HEADER: "true" if may_retry else "false"}
+            if may_retry:
+                headers["retry-after"] = str(RETRY_AFTER_SECONDS)
+            response = openai_error(
+                error.cause, kind=error.openai_type, status=error.http_status, headers=headers
+            )
+            await response(self.scope, self._receive, self._send)
 
     def _pass(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
@@ -251,19 +268,6 @@ class _LimitedExchange:
                 openai_type=OverloadedError.openai_type,
             )
         return None if self._shape is None else json_fault(self._shape, piece, is_whole=is_whole)
-
-    async def _refuse(self, error: RefusedError) -> None:
-        self._refusals.count(error.reason)
-        self._is_over, self._is_passed_on = True, False
-        if not self._has_started:
-            may_retry = error.reason == "buffers_full"
-            headers = {SHOULD_RETRY_HEADER: "true" if may_retry else "false"}
-            if may_retry:
-                headers["retry-after"] = str(RETRY_AFTER_SECONDS)
-            response = openai_error(
-                error.cause, kind=error.openai_type, status=error.http_status, headers=headers
-            )
-            await response(self.scope, self._receive, self._send)
 
 
 def _may_be_large(scope: Scope) -> bool:
