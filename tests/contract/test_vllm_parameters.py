@@ -15,6 +15,7 @@ import vllm
 from vllm.entrypoints.generate.beam_search import online
 from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingChatBatch
 from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.pooling.base import io_processor
 from vllm.entrypoints.serve.engine.serving import BaseServing
@@ -46,6 +47,7 @@ from holdfast.patches.parameters import (
     keep_token_texts,
     limit_answer_logprobs,
 )
+from holdfast.patches.responses import bound_responses
 from holdfast.request_context import REQUEST, RequestContext, current_request
 
 MOST_CHATS = 3
@@ -331,13 +333,47 @@ def test_prompts_of_pooling_models_are_rendered_in_the_context_of_their_request(
     assert asyncio.run(scene()) == ["", "a", "b"]
 
 
+def responded(monkeypatch: pytest.MonkeyPatch, **given: Any) -> list[Any]:
+    """The requests that vLLM answers, of one that brings this."""
+    reached: list[Any] = []
+    monkeypatch.setattr(
+        OpenAIServingResponses, "create_responses", lambda _, request: reached.append(request)
+    )
+    bound_responses(safe_request_id)
+    request = ResponsesRequest(model="m", input="x", **given)
+    serving: Any = None
+    OpenAIServingResponses.create_responses(serving, request)
+    return reached
+
+
 def test_the_name_of_a_response_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the ID of the response, and of what is stored of it."""
-    request: Any = SimpleNamespace(request_id="x" * 100_000)
-    monkeypatch.setattr(OpenAIServingResponses, "create_responses", lambda *_: None)
-    bound_request_ids(safe_request_id)
-    OpenAIServingResponses.create_responses(None, request)
+    [request] = responded(monkeypatch, request_id="x" * 100_000)
     assert request.request_id == safe_request_id("x" * 100_000)
+
+
+@pytest.mark.parametrize("store", [False, "false", "off", "0", "no"])
+def test_no_response_is_kept_unasked(monkeypatch: pytest.MonkeyPatch, store: Any) -> None:
+    """vLLM keeps each one in the background, however its `store` was read as False."""
+    with pytest.raises(VLLMValidationError, match="background can only be used when") as refused:
+        responded(monkeypatch, store=store, background=True)
+    assert refused.value.parameter == "background"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"store": "false"},
+        {"store": "false", "background": False},
+        {"store": "false", "background": None},
+        {"store": "true", "background": True},
+        {"background": "true"},
+    ],
+)
+def test_other_responses_reach_vllm(monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
+    """It refuses `store` in the background itself, unless its variable allows it."""
+    assert len(responded(monkeypatch, **given)) == 1
 
 
 def test_a_key_names_media_of_its_own(

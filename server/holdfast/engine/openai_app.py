@@ -47,6 +47,7 @@ from holdfast.patches.request_bodies import (
     refuse_wrong_bodies,
     stop_at_first_error,
 )
+from holdfast.patches.responses import bound_responses
 from holdfast.patches.templates import refuse_templates
 from holdfast.patches.tokenizer import (
     bound_tokenizer,
@@ -96,6 +97,7 @@ async def openai_app(
     bound_batches(most_sequences)
     bound_parameters()
     bound_request_ids(safe_request_id)
+    bound_responses(safe_request_id)
     bound_length_penalty()
     mark_beam_searches()
     keep_token_texts()

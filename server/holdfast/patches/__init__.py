@@ -10,6 +10,7 @@ This module imports nothing heavy: the fork server and every worker import it.
     chunks, rendering                make chats faster
     parameters, tokenizer            bound the parameters and the texts of requests
     request_bodies, pooling          bound their bodies; what pooling models take of the front end
+    responses                        bounds what `/v1/responses` makes vLLM keep
     harmony, templates               bounds the prompts of gpt-oss; refuses templates of clients
     beam_search                      keeps a request's capacity through a beam search
     adapters, media_names            bound names of unknown models; keep the media of keys apart
@@ -139,12 +140,19 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "patches.parameters.bound_request_ids",
         "front end",
+        ("vllm.entrypoints.serve.engine.serving:BaseServing._base_request_id",),
+        "each event of a stream repeats a `request_id` of any length",
+    ),
+    Patch(
+        "patches.responses.bound_responses",
+        "front end",
         (
-            "vllm.entrypoints.serve.engine.serving:BaseServing._base_request_id",
             f"{_RESPONSES}.create_responses",
+            f"{_RESPONSE_TYPES}:ResponsesRequest.background",
             f"{_RESPONSE_TYPES}:ResponsesRequest.request_id",
         ),
-        "each event of a stream repeats a `request_id` of any length",
+        'the same of a response; with `"store": "false"`, a response in the background is kept '
+        "forever, up to 30 MB each",
     ),
     Patch(
         "patches.parameters.bound_length_penalty",

@@ -17,7 +17,6 @@ import msgspec
 from vllm import envs
 from vllm.entrypoints.generate.beam_search import online
 from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingChatBatch
-from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -111,13 +110,6 @@ def bound_request_ids(shorten: Callable[[str], str]) -> None:
     def base_request_id(raw_request: Any, default: str | None = None) -> Any:
         return as_vllm(raw_request, None if default is None else shorten(default))
 
-    respond_as_vllm = original(OpenAIServingResponses, "create_responses")
-
-    def create_responses(self: Any, request: Any, *args: Any, **options: Any) -> Any:
-        request.request_id = shorten(request.request_id)
-        return respond_as_vllm(self, request, *args, **options)
-
-    replace(OpenAIServingResponses, "create_responses", create_responses)
     replace(BaseServing, "_base_request_id", base_request_id)
 
 
