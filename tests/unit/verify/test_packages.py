@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -20,6 +21,10 @@ from openai_double import Body, OpenAIDouble
 from verified import not_passed, results
 
 OPENAI = [check for check in wire.CHECKS if check.name == "openai_types"]
+_NO_TEMPLATE = (
+    "As of transformers v4.44, default chat template is no longer allowed, so you must provide a "
+    "chat template if the tokenizer does not define one."
+)
 PROVIDER = [check for check in wire.CHECKS if check.name == "provider_check"]
 
 
@@ -123,6 +128,26 @@ def test_openais_types_miss_nothing_that_is_not_there() -> None:
     need("openai")
     app = OpenAIDouble().owned_by("somebody").without("/v1/responses", "/v1/completions")
     assert not_passed(results(app, OPENAI)) == {}
+
+
+class WithoutTemplate(OpenAIDouble):
+    """Lists chats and responses, and has no chat template to write them with."""
+
+    async def _chat(self, _request: Request) -> Response:
+        raise HTTPException(400, _NO_TEMPLATE)
+
+    async def _responses(self, _request: Request) -> Response:
+        raise HTTPException(400, _NO_TEMPLATE)
+
+
+@pytest.mark.parametrize("owner", ["", "vllm"], ids=("Holdfast", "vLLM"))
+def test_openais_types_ask_a_model_without_a_chat_template_for_completions_alone(
+    owner: str,
+) -> None:
+    """Its responses need the template that its chats lack."""
+    need("openai")
+    app = WithoutTemplate()
+    assert not_passed(results(app.owned_by(owner) if owner else app, OPENAI)) == {}
 
 
 def test_a_limit_of_requests_hides_no_model() -> None:

@@ -58,10 +58,11 @@ async def openai_types(trial: Trial) -> None:
         stream = await trial.stream(COMPLETIONS, body)
         for document in stream.documents:
             _require(trial, Completion, document, stream)
-    with suppress(SkippedError):  # not every server has it
-        asked = {"model": trial.server.model, "input": PROMPT, "max_output_tokens": 16}
-        response = await post_listed(trial, RESPONSES, asked)
-        _require(trial, Response, response.document, response)
+    if "chat" in trial.server.abilities:  # vLLM lists responses also where no template writes them
+        with suppress(SkippedError):  # not every server has it
+            asked = {"model": trial.server.model, "input": PROMPT, "max_output_tokens": 16}
+            response = await post_listed(trial, RESPONSES, asked)
+            _require(trial, Response, response.document, response)
 
 
 def _chats(trial: Trial) -> Iterator[dict[str, Any]]:
