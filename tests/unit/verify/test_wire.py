@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -589,6 +590,48 @@ def test_vllm_has_to_tokenize_chats() -> None:
     """What it refuses is a fault, and not another kind of server."""
     (made,) = results(Untemplated(), PROMPT_TOKENS).values()
     assert made.status is CheckStatus.FAILED
+
+
+class WithoutSystem(OpenAIDouble):
+    """Its chat template refuses a system role, as that of Gemma 2, or only `/tokenize` does."""
+
+    def __init__(self, defect: Defect | Literal[""] = "", *, is_lenient: bool = False) -> None:
+        super().__init__(defect)
+        self._is_lenient = is_lenient
+
+    async def _tokenize(self, request: Request) -> Response:
+        await _refuse_system(request)
+        return await super()._tokenize(request)
+
+    async def _chat(self, request: Request) -> Response:
+        if not self._is_lenient:
+            await _refuse_system(request)
+        return await super()._chat(request)
+
+
+async def _refuse_system(request: Request) -> None:
+    roles = [said["role"] for said in (await request.json()).get("messages", ())]
+    if "system" in roles:
+        raise HTTPException(400, "System role not supported")
+
+
+@pytest.mark.parametrize("owner", ["", "vllm"], ids=("Holdfast", "vLLM"))
+def test_a_template_may_refuse_a_chat(owner: str) -> None:
+    """The other prompts are still judged."""
+    app = WithoutSystem()
+    (made,) = results(app.owned_by(owner) if owner else app, PROMPT_TOKENS).values()
+    assert made.status is CheckStatus.WARNED, made.reason
+    assert "System role not supported" in made.reason
+    assert {one.name: one.value for one in made.numbers}["prompts"] == 5
+
+
+@pytest.mark.parametrize(
+    "app", [WithoutSystem("prompt_tokens off by one"), WithoutSystem(is_lenient=True)]
+)
+def test_a_refused_chat_hides_no_fault(app: OpenAIDouble) -> None:
+    """Neither a wrong count nor a tokenizer that refuses what the chat takes."""
+    (made,) = results(app, PROMPT_TOKENS).values()
+    assert made.status is CheckStatus.FAILED, made.reason
 
 
 def test_a_tokenizer_without_chats_counts_nothing_where_there_are_only_chats() -> None:

@@ -11,9 +11,16 @@ from holdfast.verify.checks.wire.asking import PROMPT, each
 from holdfast.verify.records import equal_to
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import Answer
-from holdfast.verify.trial import CHAT, COMPLETIONS, SkippedError, Trial
+from holdfast.verify.trial import (
+    CHAT,
+    COMPLETIONS,
+    SkippedError,
+    Trial,
+    UnexpectedStatusError,
+)
 
 _MAX_TOKENS = 7
+_REFUSED = range(400, 500)
 _IDS = tuple(range(20, 33))
 """A prompt of token ids; every vocabulary has them."""
 _UNUSUAL = "naïve 北京 \N{SLIGHTLY SMILING FACE}\n\ttabs  and  spaces 0.1e-5"
@@ -62,11 +69,13 @@ async def prompt_tokens(trial: Trial) -> None:
         ids = body.get("prompt")
         is_ids = isinstance(ids, list)
         try:
-            wanted = len(_IDS) if is_ids else await trial.count_tokens(body)
+            wanted = len(_IDS) if is_ids else await _counted(trial, body)
         except SkippedError:
             if "completions" not in trial.server.abilities:
                 raise
             trial.warn("/tokenize takes no chats, so their tokens are not judged")
+            continue
+        if wanted is None:
             continue
         counted_prompts += 1
         whole = await trial.post(path, body)
@@ -77,6 +86,30 @@ async def prompt_tokens(trial: Trial) -> None:
             wrong += not trial.require(counted == wanted, said, answer)
     trial.measure("wrong counts", wrong, limit=equal_to(0))
     trial.measure("prompts", counted_prompts)
+
+
+async def _counted(trial: Trial, body: Mapping[str, Any]) -> int | None:
+    """The tokens that `/tokenize` counts; None for a chat that the server does not answer either.
+
+    A chat template may refuse a system role, as that of Gemma 2 does.
+
+    Raises:
+        SkippedError: `/tokenize` takes no chats.
+        UnexpectedStatusError: it refuses what the server answers.
+    """
+    try:
+        return await trial.count_tokens(body)
+    except UnexpectedStatusError as error:
+        if "messages" not in body or error.status not in _REFUSED:
+            raise
+        try:
+            await trial.post(CHAT, body)
+        except UnexpectedStatusError as refusal:
+            if refusal.status not in _REFUSED:
+                raise
+            trial.warn(f"the server refuses a chat, so its tokens are not judged: {refusal}")
+            return None
+        raise
 
 
 def _prompts(trial: Trial) -> list[dict[str, Any]]:
