@@ -203,7 +203,11 @@ def _canitoolcall(wish: Wish) -> list[Row]:
     from canitoolcall import probe  # noqa: PLC0415 - here only if the extra is
 
     scenarios = [
-        replace(one, extra_body={**one.extra_body, "max_tokens": wish.max_tokens})
+        replace(
+            one,
+            messages=_with_plain_ids(one.messages),
+            extra_body={**one.extra_body, "max_tokens": wish.max_tokens},
+        )
         for one in probe.BUILTIN_SCENARIOS
         if not wish.scenarios or one.id in wish.scenarios
     ]
@@ -231,6 +235,25 @@ def _canitoolcall(wish: Wish) -> list[Row]:
         )
         for row in done.outcomes
     ]
+
+
+def _with_plain_ids(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """The messages with ids of calls that every model takes.
+
+    Mistral's tokenizers v3 to v11 take nothing but nine letters and digits.
+    """
+    ids = [call["id"] for said in messages for call in said.get("tool_calls", ())]
+    plain = {one: f"probe{number:04}" for number, one in enumerate(ids)}
+    changed: list[Mapping[str, Any]] = []
+    for said in messages:
+        if "tool_calls" in said:
+            calls = [{**call, "id": plain[call["id"]]} for call in said["tool_calls"]]
+            changed.append({**said, "tool_calls": calls})
+        elif "tool_call_id" in said:
+            changed.append({**said, "tool_call_id": plain[said["tool_call_id"]]})
+        else:
+            changed.append(said)
+    return tuple(changed)
 
 
 def _provider_check(wish: Wish) -> list[Row]:

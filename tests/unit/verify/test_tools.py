@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import jsonschema
 import pytest
@@ -471,6 +472,29 @@ def test_what_a_server_of_thinking_models_refuses_is_a_warning_of_the_probe() ->
     assert made.status is CheckStatus.WARNED
     refused = {one.what.split(",")[0] for one in made.warnings if "HTTP 400" in one.what}
     assert refused == {"forced-tool-choice", "tool-result-followup"}
+
+
+class NineCharacterIds(OpenAIDouble):
+    """Takes the ids of calls that Mistral's tokenizers v3 to v11 take, and only for known calls."""
+
+    async def _chat(self, request: Request) -> Response:
+        messages = (await request.json())["messages"]
+        called = [call["id"] for said in messages for call in said.get("tool_calls") or ()]
+        returned = [said["tool_call_id"] for said in messages if said["role"] == "tool"]
+        for one in (*called, *returned):
+            if not re.fullmatch("[a-zA-Z0-9]{9}", one):
+                said = f"Tool call id was {one} but must be a-z, A-Z, 0-9, with a length of 9."
+                raise HTTPException(400, said)
+        if called != returned:
+            raise HTTPException(400, "Not the same number of function calls and responses")
+        return await super()._chat(request)
+
+
+@pytest.mark.usefixtures("_canitoolcall")
+def test_the_probe_names_a_call_as_every_model_takes_it() -> None:
+    """Its call and its result have the same id, of nine letters and digits."""
+    (made,) = results(NineCharacterIds(), PROBE).values()
+    assert (made.status, made.reason) == (CheckStatus.PASSED, "")
 
 
 class Roomy(OpenAIDouble):
