@@ -103,6 +103,53 @@ def test_a_step_of_the_engine_may_take_long(
     assert made.status is (CheckStatus.PASSED if is_slow else CheckStatus.FAILED), made.reason
 
 
+class Visited(Completing):
+    """Gets a request of another client while clients leave, once; it may last."""
+
+    def __init__(self, visitor_seconds: float, *, is_lasting: bool = False) -> None:
+        super().__init__()
+        self._visitor_seconds = visitor_seconds
+        self._is_lasting = is_lasting
+        self._visits = 0
+
+    async def _completion(self, request: Request) -> Response:
+        answer = await super()._completion(request)
+        if self.streams == 3 and not self._visits:
+            self._visits = 1
+            self._running += 1
+            if not self._is_lasting:
+                asyncio.get_running_loop().call_later(self._visitor_seconds, self._leave)
+        return answer
+
+    def _leave(self) -> None:
+        self._running -= 1
+
+
+@pytest.mark.parametrize("is_lasting", [True, False])
+def test_another_clients_request_is_not_blamed(
+    *, is_lasting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began after the count, and runs on when the clients have left, or even for long."""
+    monkeypatch.setattr(leaving, "_ABORTED_SECONDS", 0.4)
+    monkeypatch.setattr(leaving, "_FREED_SECONDS", 2.0)
+    made = left(Visited(1.5, is_lasting=is_lasting))
+    assert made.status is CheckStatus.PASSED, made.reason
+
+
+class NeverFreeing(Lingering):
+    """Goes on with each request forever."""
+
+    lingering_seconds = 3600.0
+
+
+def test_requests_that_never_end_are_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the first attempt are not another client's in the second one."""
+    monkeypatch.setattr(leaving, "_FREED_SECONDS", 0.5)
+    made = left(NeverFreeing())
+    assert made.status is CheckStatus.FAILED, made.reason
+    assert "requests still run" in made.reason
+
+
 class SingleSlot(Completing):
     """Computes one request at a time, so one that comes later waits for those before."""
 

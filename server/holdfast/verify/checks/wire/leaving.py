@@ -78,6 +78,8 @@ class _Wait:
     """Whether other clients also had requests."""
     may_lag: bool
     """Whether a gauge may be that of an engine to which none of the later requests went."""
+    left_running: float
+    """How many still run if it is each of them; 0 where some may be another client's."""
 
 
 async def client_leaves(trial: Trial) -> None:
@@ -100,15 +102,29 @@ async def _judge_leaving(trial: Trial, path: str, body: dict[str, Any]) -> None:
             trial.warn(_UNCOUNTED)
         return
     pace = await _measured_pace(trial, path, body)
+    wait = await _left(trial, path, body, before)
+    if _fault_in(wait, pace, trial):
+        # Another client's request may have begun meanwhile; a server that goes on does it again.
+        again = await _requests_before(trial)
+        if again is None:
+            raise InconclusiveError(_LOST_COUNT)
+        wait = await _left(trial, path, body, again, wait.left_running)
+    _judge_wait(trial, path, wait, pace)
+    await ask_for_one()
+
+
+async def _left(
+    trial: Trial, path: str, body: dict[str, Any], before: float, own: float = 0.0
+) -> _Wait:
+    """What comes of the requests whose clients leave now, beside `own` ones of those before."""
+    ask_for_one = partial(trial.post, path, {**body, "max_tokens": 1})
     if not trial.server.is_vllm:
         await ask_for_one()
         await asyncio.sleep(_POLL_SECONDS)
         told = (await _told_now(trial)).requests
         before = before if told is None else told
     await _leave(trial, path, body)
-    wait = await _wait_until_freed(trial, before, time.monotonic(), ask_for_one)
-    _judge_wait(trial, path, wait, pace)
-    await ask_for_one()
+    return await _wait_until_freed(trial, before, own, time.monotonic(), ask_for_one)
 
 
 async def _leave(trial: Trial, path: str, body: dict[str, Any]) -> None:
@@ -140,6 +156,7 @@ async def _timed(trial: Trial, path: str, body: dict[str, Any], tokens: int) -> 
 async def _wait_until_freed(
     trial: Trial,
     before: float,
+    own: float,
     left_at_seconds: float,
     refresh: Callable[[], Awaitable[object]],
 ) -> _Wait:
@@ -163,9 +180,10 @@ async def _wait_until_freed(
         if is_freed or waited_seconds > limit_seconds:
             if now is None:
                 raise InconclusiveError(_LOST_COUNT)
-            has_others = bool(before) or most > _LEAVING
+            has_others = before > own or most > before + _LEAVING
             may_lag = told.engines > 1 and not trial.server.is_vllm
-            return _Wait(ran_seconds, waited_seconds, is_freed, has_others, may_lag)
+            left_running = now - before if now == before + _LEAVING else 0.0
+            return _Wait(ran_seconds, waited_seconds, is_freed, has_others, may_lag, left_running)
         if not trial.server.is_vllm and asked_seconds >= refreshes_at_seconds:
             refreshed_seconds = time.monotonic() - left_at_seconds
             await refresh()
@@ -174,32 +192,46 @@ async def _wait_until_freed(
 
 
 def _judge_wait(trial: Trial, path: str, wait: _Wait, pace: _Pace) -> None:
+    if wait.is_freed:
+        trial.measure(f"freed after, {path}", wait.waited_seconds, "s")
+    if fault := _fault_in(wait, pace, trial):
+        trial.blame(f"{path}: {fault}")
+    elif not _is_early(wait, pace):
+        said = f"requests had ended {wait.waited_seconds:.1f} s after their clients left"
+        unknown = "so the check does not know whether the server ended them"
+        trial.warn(f"{path}: {said}, and {_would_end(pace)}, {unknown}")
+
+
+def _fault_in(wait: _Wait, pace: _Pace, trial: Trial) -> str:
+    """What the server is to be blamed for; empty if for nothing.
+
+    Raises:
+        InconclusiveError: it may be the requests of other clients.
+    """
     would_take_seconds = pace.whole_seconds
     is_vllm = trial.server.is_vllm
     is_overdue = is_vllm and wait.ran_seconds > _ABORTED_SECONDS + pace.first_seconds
-    if wait.is_freed:
-        trial.measure(f"freed after, {path}", wait.waited_seconds, "s")
-        is_early = wait.waited_seconds < _EARLY_END_SHARE * would_take_seconds
-        if is_early and not is_overdue:
-            return
+    if wait.is_freed and _is_early(wait, pace) and not is_overdue:
+        return ""
     is_long = would_take_seconds >= (_TELLING_SECONDS if is_vllm else _TELLING_OTHERS_SECONDS)
     is_whole = wait.ran_seconds >= _EARLY_END_SHARE * would_take_seconds
     is_written = is_long and is_whole and not wait.may_lag
     if wait.has_others and (not wait.is_freed or is_written or is_overdue):
         raise InconclusiveError("other clients also have requests in the engine")
     ran = f"requests ran for {wait.ran_seconds:.1f} s after their clients left"
-    would_end = f"would have ended by themselves after about {would_take_seconds:.1f} s"
     if not wait.is_freed:
-        said = f"requests still run {wait.waited_seconds:.0f} s after their clients left"
-        trial.blame(f"{path}: {said}")
-    elif is_written:
-        trial.blame(f"{path}: {ran}, and {would_end}")
-    elif is_overdue:
-        trial.blame(f"{path}: {ran}, though the engine can end them at its next step")
-    else:
-        said = f"requests had ended {wait.waited_seconds:.1f} s after their clients left"
-        unknown = "so the check does not know whether the server ended them"
-        trial.warn(f"{path}: {said}, and {would_end}, {unknown}")
+        return f"requests still run {wait.waited_seconds:.0f} s after their clients left"
+    if is_written:
+        return f"{ran}, and {_would_end(pace)}"
+    return f"{ran}, though the engine can end them at its next step" if is_overdue else ""
+
+
+def _is_early(wait: _Wait, pace: _Pace) -> bool:
+    return wait.waited_seconds < _EARLY_END_SHARE * pace.whole_seconds
+
+
+def _would_end(pace: _Pace) -> str:
+    return f"would have ended by themselves after about {pace.whole_seconds:.1f} s"
 
 
 async def _requests_before(trial: Trial) -> float | None:
