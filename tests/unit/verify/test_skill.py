@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -16,6 +17,9 @@ from holdfast.verify.checks import skill
 from holdfast.verify.checks.skill import arithmetic, own_tasks, programs, sandbox
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus, Profile
+from holdfast.verify.records import Request as Asked
+from holdfast.verify.streams import StreamedAnswer
+from holdfast.verify.target import PATIENT_SECONDS, Target
 from holdfast.verify.tasks import Task, score_key
 from openai_double import OpenAIDouble
 from verified import hurry, results
@@ -95,6 +99,47 @@ def test_a_slow_server_is_waited_for(name: str, monkeypatch: pytest.MonkeyPatch)
     assert result.status is CheckStatus.PASSED, result.reason
     (number,) = (one for one in result.numbers if one.of)
     assert number.value == 100
+
+
+class OneSlot(OpenAIDouble):
+    """Answers one chat after the other; the first eight take a while."""
+
+    def __init__(self, known: Known) -> None:
+        super().__init__(known=known)
+        self._slot = asyncio.Lock()
+        self._slow = 8
+
+    async def _chat(self, request: Request) -> Response:
+        is_slow = self._slow > 0 and (await request.json()).get("max_tokens", 1) > 1
+        async with self._slot:
+            if is_slow:
+                self._slow -= 1
+                await asyncio.sleep(0.25)
+            return await super()._chat(request)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_requests_that_wait_for_each_other_have_the_time_of_all(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is sent with seven others may be the last to be computed."""
+    stream, known = Target.stream, {}
+    if name == "own_tasks":
+        tasks = tuple(Task(number, f"{number}?", "4") for number in range(8))
+    else:
+        tasks, known = TASKS, SCORES[name][1]()
+
+    async def hurried(target: Target, asked: Asked, *, deadline_seconds: float) -> StreamedAnswer:
+        if deadline_seconds >= PATIENT_SECONDS:
+            deadline_seconds /= PATIENT_SECONDS
+        return await stream(target, asked, deadline_seconds=deadline_seconds)
+
+    monkeypatch.setattr(Target, "stream", hurried)
+    (check,) = (one for one in skill.CHECKS if one.name == name)
+    (result,) = results(OneSlot(known), [check], options=Options(tasks=tasks)).values()
+    if "cannot be confined" in result.reason:
+        pytest.skip(result.reason)
+    assert result.status is CheckStatus.PASSED, result.reason
 
 
 async def nothing_in_the_way() -> str:

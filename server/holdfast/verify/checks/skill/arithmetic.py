@@ -9,10 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.verify.check import FROM_STANDARD, Check
+from holdfast.verify.target import PATIENT_SECONDS
 from holdfast.verify.trial import Trial
 from holdfast.verify.waiting import together
 
 _AT_ONCE = 8
+_DEADLINE_SECONDS = _AT_ONCE * PATIENT_SECONDS
+"""A server may have one slot, where a request waits for the others."""
 _STANDARD_PROBLEMS, _FULL_PROBLEMS = 100, 500
 _ANSWER_TOKENS = 384
 _NAMES = ("Ada", "Ben", "Chloe", "David", "Ella", "Farid", "Grace", "Hugo", "Ines", "Jonas")
@@ -46,7 +49,9 @@ async def arithmetic(trial: Trial) -> None:
 
     async def solved(problem: Problem) -> bool:
         async with room:
-            answer = await trial.chat(problem.question, max_tokens=_ANSWER_TOKENS)
+            answer = await trial.chat(
+                problem.question, max_tokens=_ANSWER_TOKENS, deadline_seconds=_DEADLINE_SECONDS
+            )
         return is_solved(answer.content(), problem.answer)
 
     outcomes = await together(*map(solved, known))

@@ -15,6 +15,8 @@ from holdfast.verify.trial import CHAT, InconclusiveError, SkippedError, Trial
 from holdfast.verify.waiting import together
 
 _AT_ONCE = 8
+_DEADLINE_SECONDS = _AT_ONCE * PATIENT_SECONDS
+"""A server may have one slot, where a request waits for the others."""
 _ANSWER_TOKENS = 512
 _OK = 200
 _REFUSED = range(400, 500)
@@ -46,7 +48,7 @@ async def _solves(trial: Trial, task: Task) -> bool | None:
     body = trial.chat_body(task.prompt, max_tokens=_ANSWER_TOKENS)
     ask = partial(trial.target.ask, Request("POST", CHAT, body))
     try:
-        answer = await trial.admitted(ask, PATIENT_SECONDS)
+        answer = await trial.admitted(ask, _DEADLINE_SECONDS)
         if answer.status == _OK:
             return has_words(answer.content(), task.expected)
         # A task may be longer than the context, which is not the server's fault.

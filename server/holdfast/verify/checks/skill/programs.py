@@ -12,10 +12,13 @@ from importlib.resources import files
 
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.skill import sandbox
+from holdfast.verify.target import PATIENT_SECONDS
 from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
 from holdfast.verify.waiting import together
 
 _AT_ONCE = 8
+_DEADLINE_SECONDS = _AT_ONCE * PATIENT_SECONDS
+"""A server may have one slot, where a request waits for the others."""
 _PROGRAMS_AT_ONCE = 2
 _STANDARD_PROBLEMS = 40
 _ANSWER_TOKENS = 768
@@ -76,7 +79,11 @@ async def programs(trial: Trial) -> None:
     async def solved(problem: Problem) -> bool:
         async with asking:
             try:
-                answer = await trial.chat(question(problem), max_tokens=_ANSWER_TOKENS)
+                answer = await trial.chat(
+                    question(problem),
+                    max_tokens=_ANSWER_TOKENS,
+                    deadline_seconds=_DEADLINE_SECONDS,
+                )
             except UnexpectedStatusError as error:
                 if error.status not in _REFUSED:
                     raise
