@@ -15,7 +15,7 @@ from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus, Profile, Server, Verdict
 from holdfast.verify.redaction import redacted
 from holdfast.verify.survey import is_answering
-from holdfast.verify.target import NoAnswerError, Target
+from holdfast.verify.target import PATIENT_SECONDS, NoAnswerError, Target
 from holdfast.verify.trial import (
     LIMITED,
     InconclusiveError,
@@ -142,7 +142,12 @@ def _cut_short(trial: Trial, context: RunContext, deadline_seconds: float) -> Ex
     if context.interrupted.is_set():
         return InconclusiveError(INTERRUPTED)
     said = f"it took more than {deadline_seconds:.0f} s"
-    return InconclusiveError(f"{said}: {LIMITED}") if trial.is_limited else TimeoutError(said)
+    if trial.is_limited:
+        return InconclusiveError(f"{said}: {LIMITED}")
+    # A slow server is not at fault: each request has a deadline of its own.
+    if time.monotonic() - trial.answered_at_seconds <= PATIENT_SECONDS:
+        return InconclusiveError(f"{said}, though the server answered")
+    return TimeoutError(said)
 
 
 def _judged(noted: CheckResult, error: BaseException | None) -> CheckResult:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -89,6 +91,8 @@ class Trial:
         """How many shared measurements are under way, each within the one before."""
         self.is_limited = False
         """Whether a request had to wait because the server limits how many there may be."""
+        self.answered_at_seconds = -math.inf
+        """When the last answer came, by the clock of `time.monotonic`."""
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -131,7 +135,9 @@ class Trial:
         has_body = body is not None or raw
         request = Request(method or ("POST" if has_body else "GET"), path, body, raw)
         self._note(request)
-        return await self.target.ask(request, deadline_seconds=deadline_seconds)
+        answer = await self.target.ask(request, deadline_seconds=deadline_seconds)
+        self.answered_at_seconds = time.monotonic()
+        return answer
 
     async def admitted(
         self, ask: Callable[..., Awaitable[Reply]], deadline_seconds: float = REQUEST_SECONDS
@@ -143,9 +149,11 @@ class Trial:
             InconclusiveError: the server does not let it in before the deadline.
         """
         try:
-            return await until_admitted(ask, deadline_seconds, self._note_limit)
+            answer = await until_admitted(ask, deadline_seconds, self._note_limit)
         except LimitedError:
             raise InconclusiveError(LIMITED) from None
+        self.answered_at_seconds = time.monotonic()
+        return answer
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, deadline_seconds: float | None = None

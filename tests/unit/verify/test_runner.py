@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from double_limits import EVERY, LimitedDouble
+from holdfast.verify import runner
 from holdfast.verify.answers import MalformedError
 from holdfast.verify.baseline import Baseline, Score
 from holdfast.verify.check import Check
@@ -224,6 +225,30 @@ def test_a_check_ends_at_its_deadline() -> None:
     made = outcome(waits, OpenAIDouble("chats that never come"), deadline_seconds=0.2)
     assert made.status is CheckStatus.FAILED
     assert "it took more than 0 s" in made.reason
+
+
+def test_a_check_that_its_answers_delay_is_inconclusive() -> None:
+    """The server is slow, and has answered each request in time."""
+
+    async def asks(trial: Trial) -> None:
+        while True:
+            await trial.chat("Hello!")
+
+    made = outcome(asks, deadline_seconds=0.3)
+    assert made.status is CheckStatus.INCONCLUSIVE, made.reason
+    assert made.reason == "it took more than 0 s, though the server answered"
+
+
+def test_a_server_that_answers_no_more_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last answer came too long ago."""
+    monkeypatch.setattr(runner, "PATIENT_SECONDS", 0.2)
+
+    async def asks(trial: Trial) -> None:
+        await trial.chat("Hello!")
+        await asyncio.sleep(60.0)
+
+    made = outcome(asks, deadline_seconds=1.5)
+    assert made.status is CheckStatus.FAILED, made.reason
 
 
 def test_a_fault_keeps_its_request_and_answer() -> None:
