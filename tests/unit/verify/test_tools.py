@@ -196,6 +196,35 @@ def test_full_forces_two_hundred_calls_each_way() -> None:
     assert {one.name: one.value for one in made.numbers}["calls"] == 2 * 200
 
 
+class SingleCalls(OpenAIDouble):
+    """Refuses a chat with several calls in Llama 3.1's words, or crashes."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self._status = status
+
+    async def _chat(self, request: Request) -> Response:
+        said = (await request.json())["messages"]
+        if sum(len(one.get("tool_calls") or ()) for one in said) > 1:
+            raise HTTPException(self._status, "This model only supports single tool-calls at once!")
+        return await super()._chat(request)
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_scene_that_is_refused_is_not_passed(status: int) -> None:
+    """The others are still played; a failure of the server's own fails the check."""
+    (check,) = (check for check in OWN if check.name == "scenes")
+    (whole,) = results(OpenAIDouble(), [check]).values()
+    (made,) = results(SingleCalls(status), [check]).values()
+    if status != 400:
+        assert made.status is CheckStatus.FAILED, made.reason
+        return
+    assert made.status is CheckStatus.WARNED, made.reason
+    assert "only supports single tool-calls" in made.reason
+    (score,), (best,) = made.numbers, whole.numbers
+    assert 0 < score.value < best.value
+
+
 def test_scenes_are_played_without_seeds_where_they_are_refused() -> None:
     """Each of their tries."""
     (check,) = (check for check in OWN if check.name == "scenes")
