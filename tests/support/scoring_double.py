@@ -267,7 +267,7 @@ class ScoringDouble(OpenAIDouble):
         is_told = self.peculiarity == "processed log-probs"
         if self.peculiarity != "penalties without effect":
             chosen -= self._penalties(body, prompt, answer)
-        if body.get("repetition_penalty"):
+        if body.get("repetition_penalty", 1) != 1:
             is_told |= self.peculiarity == "penalties in the log-probs"
         if body.get("structured_outputs") and self.peculiarity != _FREE:
             chosen[::3] -= 50.0
@@ -279,7 +279,7 @@ class ScoringDouble(OpenAIDouble):
     def _penalties(self, body: Body, prompt: Sequence[int], answer: Sequence[int]) -> Array:
         """What each token loses because it was said: penalties but one count only the answer."""
         taken = np.zeros(VOCABULARY, np.float32)
-        if body.get("repetition_penalty"):
+        if body.get("repetition_penalty", 1) != 1:
             taken[list({*prompt, *answer})] += 1.0
         for token, count in Counter(answer).items():
             taken[token] += body.get("presence_penalty") or 0

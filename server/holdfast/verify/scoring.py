@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from holdfast.verify.agreement import Scores, Top
@@ -20,6 +21,11 @@ from holdfast.verify.baseline import WIDTH
 from holdfast.verify.target import PATIENT_SECONDS, Answer
 from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
 
+NO_PENALTIES: Mapping[str, float] = MappingProxyType(
+    {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+)
+"""vLLM else takes those of the model's `generation_config.json`, and tells log-probs before them: a
+greedy token need not be the likeliest then."""
 _MIN_LOG_PROB = -9000.0
 """vLLM writes -9999 in place of minus infinity, which JSON lacks."""
 _MAX_LOG_PROB = 0.01
@@ -140,6 +146,7 @@ async def _completed(
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "cache_salt": salt or secrets.token_hex(8),
+        **NO_PENALTIES,
         **options,
     }
     return await _accepted(trial, list(ids), **asked)

@@ -236,6 +236,22 @@ def test_processed_log_probs_are_not_judged() -> None:
     assert "--logprobs-mode" in made["self.penalties"].remedy
 
 
+class PenaltyByDefault(ScoringDouble):
+    """Has penalties of the model's own, which a request for log-probs must not leave to it."""
+
+    async def _completion(self, request: Request) -> Response:
+        body = await request.json()
+        if body.get("logprobs") and "repetition_penalty" not in body:
+            raise HTTPException(500, "the model's own penalties rule tokens out")
+        return await super()._completion(request)
+
+
+def test_log_probs_are_not_compared_under_penalties_of_the_model() -> None:
+    """They are told before penalties, and so another token than the likeliest would be right."""
+    checks = [check for check in self_agreement.CHECKS if check.name in ("widths", "penalties")]
+    assert not_passed(results(PenaltyByDefault(), checks)) == {}
+
+
 class Restarting(ScoringDouble):
     """Says the same to each who asks for a restart, and counts how often that was."""
 

@@ -30,6 +30,7 @@ OWN = [check for check in wire.CHECKS if not check.packages]
 TWIN = [check for check in OWN if check.name == "stream_twin"]
 LEAVES = [check for check in OWN if check.name == "client_leaves"]
 CHAT_FORM = [check for check in OWN if check.name == "chat"]
+LOGPROBS = [check for check in OWN if check.name == "logprobs"]
 PROMPT_TOKENS = [check for check in OWN if check.name == "prompt_tokens"]
 REFUSALS = [check for check in OWN if check.name == "refusals"]
 INCREMENTAL = [check for check in OWN if check.name == "incremental"]
@@ -560,6 +561,31 @@ def test_a_number_that_some_servers_define_is_not_wrong() -> None:
     """Only what no server defines has to be refused."""
     (made,) = results(Unlimited(), REFUSALS).values()
     assert (made.status, made.reason) == (CheckStatus.PASSED, "")
+
+
+class Penalizing(OpenAIDouble):
+    """Has penalties of the model's own, for requests that have none."""
+
+    def _choice(self, index: int, made: Generated, body: Body, *, is_chat: bool) -> Body:
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        is_plain = [body.get(name) for name in penalties] == [1, 0, 0]
+        self.defect = "" if is_plain else "a greedy token that is not the likeliest"
+        return super()._choice(index, made, body, is_chat=is_chat)
+
+
+@pytest.mark.parametrize("owner", ["", "vllm"], ids=("Holdfast", "vLLM"))
+def test_penalties_of_the_model_are_not_blamed(owner: str) -> None:
+    """vLLM tells the log-probs before them, and so another token than the likeliest is right."""
+    app = Penalizing()
+    (made,) = results(app.owned_by(owner) if owner else app, LOGPROBS).values()
+    assert made.status is CheckStatus.PASSED, made.reason
+
+
+def test_other_servers_are_not_asked_for_vllms_penalties() -> None:
+    """They may refuse a field that OpenAI does not know."""
+    app = Penalizing().owned_by("somebody")
+    (made,) = results(app, LOGPROBS).values()
+    assert made.status is CheckStatus.FAILED, made.reason
 
 
 OF_VLLM = ("/version", "/statusz")

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import Check
 from holdfast.verify.checks.wire.asking import PROMPT, judge_each
+from holdfast.verify.scoring import NO_PENALTIES
 from holdfast.verify.target import PATIENT_SECONDS, Answer
 from holdfast.verify.trial import CHAT, MODELS, InconclusiveError, SkippedError, Trial
 
@@ -111,7 +112,8 @@ async def logprobs(trial: Trial) -> None:
 async def _judge_logprobs(trial: Trial, path: str, body: dict[str, Any]) -> None:
     is_chat = path == CHAT
     wish = {"logprobs": True, "top_logprobs": _TOP} if is_chat else {"logprobs": _TOP}
-    asking = partial(trial.ask, path, {**body, **wish}, deadline_seconds=PATIENT_SECONDS)
+    own = NO_PENALTIES if trial.server.is_vllm else {}
+    asking = partial(trial.ask, path, {**body, **wish, **own}, deadline_seconds=PATIENT_SECONDS)
     answer = await trial.admitted(asking, PATIENT_SECONDS)
     if answer.status in _REFUSED:
         raise SkippedError("the server gives no log-probabilities")
