@@ -219,7 +219,7 @@ class Application:
             self._settings.probe,
             self._settings.supervision,
             self,
-            learning=Learning(self._settings.workspace, learned),
+            learning=Learning(self._settings.workspace, learned, self._memory.kept_bytes()),
             forecast=Forecast(learned, self._settings.arguments_without_address),
             engine_deaths=self._counters.engine_deaths,
             recycles=self._counters.recycles,

@@ -45,8 +45,11 @@ class FakeMemory:
             "is_integrated_gpu",
             classmethod(lambda *_: self.is_integrated),
         )
-        host = SimpleNamespace(available=self.available_bytes, total=self.total_bytes)
-        patches.setattr(psutil, "virtual_memory", lambda: host)
+        patches.setattr(
+            psutil,
+            "virtual_memory",
+            lambda: SimpleNamespace(available=self.available_bytes, total=self.total_bytes),
+        )
 
     def _statistics(self) -> dict[str, int]:
         return {
@@ -59,9 +62,8 @@ class FakeMemory:
         self.peak_bytes = self.allocated_bytes
 
 
-def gb10(*, page_cache_bytes: int) -> FakeMemory:
+def gb10(*, page_cache_bytes: int = 0, available_bytes: int = 50 * GIB) -> FakeMemory:
     """128 GB shared with the host, of which the page cache of the weights takes a part."""
-    available_bytes = 50 * GIB
     return FakeMemory(
         total_bytes=120 * GIB,
         free_bytes=available_bytes - page_cache_bytes,

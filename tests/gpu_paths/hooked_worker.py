@@ -90,6 +90,7 @@ def followed(
     *,
     vllm_config: Any = None,
     floor_bytes: int = 0,
+    kept_host_bytes: int = 0,
     growth: GrowthPolicy = "alongside",
     ubatches: int = 1,
     lanes: int = 1,
@@ -104,6 +105,7 @@ def followed(
         headroom=0.0,
         growth=growth,
         growth_limit_bytes=None,
+        kept_host_bytes=kept_host_bytes,
     )
     worker = FakeWorker(vllm_config or config(), runner)
     patches.setattr(workspace, "WorkspaceManager", workspace.WorkspaceManager)

@@ -18,12 +18,16 @@ from gpu_paths.hooked_worker import (
     manager,
     stats,
 )
+from holdfast.host_memory.guard import LARGEST_MARKS, Judge, Level, ample_bytes
+from holdfast.host_memory.reader import Bound
 from holdfast.workspace.memory_ledger import MARGIN_BYTES, is_unified_memory, read_device
 from holdfast.workspace.plan import MIB
 from workspace_managers import view
 
 NO_LIMIT_OF_ITS_OWN_BYTES = 200 * GIB
 """A reservation whose default limit is larger than any of these devices."""
+KEPT_BYTES = ample_bytes(Bound(gb10().total_bytes, 0), None)
+"""What the guard needs of a GB10's memory, by its own marks."""
 
 
 def start(worker: FakeWorker) -> None:
@@ -54,13 +58,75 @@ def test_a_reading_is_vllms_snapshot(memory: FakeMemory, monkeypatch: pytest.Mon
 def test_the_limit_is_what_vllm_takes_for_free(
     memory: FakeMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GB10 the page cache of the weights is memory that a growth may have."""
+    """Less what must stay: on a GB10, where the page cache is free, the guard needs more of it."""
+    memory.install(monkeypatch)
+    kept_bytes = KEPT_BYTES if memory.is_integrated else MARGIN_BYTES
+    with followed(
+        tmp_path,
+        monkeypatch,
+        floor_bytes=NO_LIMIT_OF_ITS_OWN_BYTES,
+        kept_host_bytes=KEPT_BYTES,
+    ) as worker:
+        start(worker)
+        free_bytes = MemorySnapshot(device=DEVICE).free_memory
+        assert growth_limit_bytes() == free_bytes - kept_bytes
+        assert stats(tmp_path).growth_limit_bytes == growth_limit_bytes()
+
+
+@pytest.mark.parametrize(
+    ("available_bytes", "limit_bytes"), [(3 * GIB, 0), (6 * GIB, 6 * GIB - KEPT_BYTES)]
+)
+def test_a_granted_growth_leaves_the_guard_of_the_host_nothing_to_do(
+    available_bytes: int, limit_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A workspace never shrinks, so an engine that takes too much ends, or stays on hold."""
+    memory = gb10(available_bytes=available_bytes)
+    memory.install(monkeypatch)
+    with followed(
+        tmp_path, monkeypatch, floor_bytes=NO_LIMIT_OF_ITS_OWN_BYTES, kept_host_bytes=KEPT_BYTES
+    ) as worker:
+        start(worker)
+        left_bytes = available_bytes - growth_limit_bytes()
+        # What is above the first mark before a growth is above it afterwards.
+        if available_bytes > LARGEST_MARKS[0]:
+            found = Judge(None).judge([Bound(memory.total_bytes, left_bytes)])
+            assert found is not None
+            assert found.level is Level.AMPLE
+        assert growth_limit_bytes() == limit_bytes
+
+
+def test_without_a_guard_a_gb10_keeps_as_much_as_any_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing ends the engine before the host is full."""
+    memory = gb10()
     memory.install(monkeypatch)
     with followed(tmp_path, monkeypatch, floor_bytes=NO_LIMIT_OF_ITS_OWN_BYTES) as worker:
         start(worker)
-        free_bytes = MemorySnapshot(device=DEVICE).free_memory
-        assert growth_limit_bytes() == free_bytes - MARGIN_BYTES
-        assert stats(tmp_path).growth_limit_bytes == growth_limit_bytes()
+        assert growth_limit_bytes() == memory.available_bytes - MARGIN_BYTES
+
+
+@pytest.mark.parametrize("is_integrated", [True, False])
+def test_what_the_host_has_lost_since_the_lock_is_not_granted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_integrated: bool
+) -> None:
+    """Where the device takes its memory from it: the limit is what was free at the lock."""
+    memory = FakeMemory(is_integrated=is_integrated)
+    memory.install(monkeypatch)
+    with followed(tmp_path, monkeypatch, floor_bytes=2 * MIB, kept_host_bytes=KEPT_BYTES) as worker:
+        start(worker)
+        memory.available_bytes = KEPT_BYTES + 100 * MIB
+        if is_integrated:
+            refusal = (
+                "Growth was refused: it needs 101.00 MB of the host's memory, which has 4708.00 MB "
+                "available and keeps 4608.00 MB."
+            )
+            with pytest.raises(AssertionError, match=refusal):
+                view(manager(), 101 * MIB)
+        else:
+            view(manager(), 101 * MIB)
+        assert view(manager(), 100 * MIB).numel() == 100 * MIB
+    assert stats(tmp_path).rejections["scratch"] == is_integrated
 
 
 def test_a_rank_that_may_no_longer_grow_reports_no_limit(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import threading
@@ -99,6 +100,16 @@ def marks_of(bound: Bound, given: Marks | None) -> Marks:
     return first, second, third
 
 
+def ample_bytes(bound: Bound, given: Marks | None) -> int:
+    """Return the least that must be available below a limit for every level to be left."""
+    return math.ceil(_line_bytes(bound, marks_of(bound, given)[0], RETURN_FACTOR))
+
+
+def _line_bytes(bound: Bound, mark_bytes: int, factor: float) -> float:
+    # Above a mark near the limit there may be less than an eighth of it.
+    return min(factor * mark_bytes, (mark_bytes + bound.total_bytes) / 2)
+
+
 class Judge:
     """Turns readings into levels."""
 
@@ -139,11 +150,9 @@ class Judge:
         return self._depth(bound, RETURN_FACTOR)
 
     def _depth(self, bound: Bound, factor: float = 1.0) -> int:
-        marks = marks_of(bound, self._marks)
-        # Above a mark near the limit there may be less than an eighth of it.
         return sum(
-            bound.available_bytes < min(factor * mark, (mark + bound.total_bytes) / 2)
-            for mark in marks
+            bound.available_bytes < _line_bytes(bound, mark, factor)
+            for mark in marks_of(bound, self._marks)
         )
 
 
@@ -165,6 +174,7 @@ class MemoryGuard:
         root: Path = Path("/"),
         interval_seconds: float = INTERVAL_SECONDS,
     ) -> None:
+        self._marks = marks
         self._judge = Judge(marks)
         self._root = root
         self._interval_seconds = interval_seconds
@@ -175,6 +185,12 @@ class MemoryGuard:
         self._has_ended_engine = False
         self.last: Reading | None = None
         """What was found last; None before the first look, and if nothing can be read."""
+
+    def ample_bytes(self) -> int:
+        """Return what the host must have available for every level to be left; 0 if unknown."""
+        with memory_reader(self._root) as reader:
+            host = max(reader.bounds(), key=lambda bound: bound.total_bytes, default=None)
+        return 0 if host is None else ample_bytes(host, self._marks)
 
     @contextmanager
     def running(self, tell: Callable[[Reading], None]) -> Iterator[None]:

@@ -45,8 +45,12 @@ def _key(slot: SlotStats) -> Slot:
 class Learning:
     """The learned reservations of one fingerprint, and the one restart they may cause."""
 
-    def __init__(self, settings: WorkspaceSettings, directory: Path | None) -> None:
+    def __init__(
+        self, settings: WorkspaceSettings, directory: Path | None, kept_host_bytes: int = 0
+    ) -> None:
+        """Pass `kept_host_bytes` on to the workers of this node."""
         self._settings = settings
+        self._kept_host_bytes = kept_host_bytes
         self._directory = directory
         self._fingerprint = ""
         self._slots: dict[Slot, int] = {}
@@ -82,6 +86,7 @@ class Learning:
             growth=self._growth,
             growth_limit_bytes=self._settings.growth_limit_bytes,
             learned=tuple((u, lane, size) for (u, lane), size in sorted(self._slots.items())),
+            kept_host_bytes=self._kept_host_bytes,
         )
 
     def learn(self, ranks: Iterable[RankStats]) -> None:

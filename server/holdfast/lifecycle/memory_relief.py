@@ -73,6 +73,12 @@ class MemoryRelief:
             return None
         return HostMemory(reading.available_bytes, reading.total_bytes, reading.pressure_ratio)
 
+    def kept_bytes(self) -> int:
+        """Return what an engine on unified memory must leave to the host; 0 without a guard."""
+        if not self._settings.guards_engine(is_unified_memory=True):
+            return 0
+        return self._guard.ample_bytes()
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Watch the host's memory while entered, unless that is off."""

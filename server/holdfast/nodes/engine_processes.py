@@ -16,7 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -121,7 +121,7 @@ class EngineProcesses:
             directory.mkdir(mode=0o700, parents=True)
             # In this thread, since a child may end with the thread that started it.
             process = subprocess.Popen(  # noqa: ASYNC220, S603 - a moment; our own command
-                self._command(order, directory),
+                self._command(self._with_own_memory(order), directory),
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, DIRECTORY_VARIABLE: str(forkserver.exit_codes_directory())},
             )
@@ -140,6 +140,11 @@ class EngineProcesses:
                 await self._clean_up(order, directory, process)
             finally:
                 reports.engine_ended(order.generation)
+
+    def _with_own_memory(self, order: Start) -> Start:
+        """Return the order with what ranks must leave to this host, not to that of the head."""
+        spec = replace(order.spec, kept_host_bytes=self._memory.kept_bytes())
+        return replace(order, spec=spec)
 
     async def _clean_up(
         self, order: Start, directory: Path, process: subprocess.Popen[bytes] | None

@@ -30,6 +30,12 @@ class NodeMemory:
         self._protection = ExitStack()
         self._pids: frozenset[int] = frozenset()
 
+    def kept_bytes(self) -> int:
+        """Return what an engine on unified memory must leave to the host; 0 without a guard."""
+        if not self._settings.guards_engine(is_unified_memory=True):
+            return 0
+        return self._guard.ample_bytes()
+
     def running(self) -> AbstractContextManager[None]:
         """Watch the host's memory while entered, unless that is off."""
         if self._settings.guard == "off":

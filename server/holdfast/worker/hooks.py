@@ -34,7 +34,14 @@ from holdfast.worker.agreement import (
 from holdfast.worker.step_requests import StepRequests
 from holdfast.worker.steps import StepTracker
 from holdfast.workspace.manager import WorkspaceManager, bound_class
-from holdfast.workspace.memory_ledger import MemoryLedger, as_table, is_unified_memory, read_device
+from holdfast.workspace.memory_ledger import (
+    MARGIN_BYTES,
+    MemoryLedger,
+    as_table,
+    is_unified_memory,
+    read_device,
+    unified_memory,
+)
 from holdfast.workspace.plan import (
     GrowthPolicy,
     Reservation,
@@ -310,10 +317,13 @@ class WorkerHooks:
         manager = self._manager
         sizes = manager.slot_sizes()
         wanted_bytes = growth_limit_bytes(self._spec.growth_limit_bytes, sizes)
-        reading = read_device(self._worker.device)
-        free_bytes = reading.growable_bytes(self._ledger.activation_peak_bytes)
+        host = unified_memory(self._worker.device, self._spec.kept_host_bytes)
+        free_bytes = read_device(self._worker.device).growable_bytes(
+            self._ledger.activation_peak_bytes,
+            kept_bytes=MARGIN_BYTES if host is None else host.kept_bytes,
+        )
         limit_bytes = self._smallest(min(wanted_bytes, free_bytes), Subject.GROWTH_LIMIT)
-        manager.lock(limit_bytes=limit_bytes)
+        manager.lock(limit_bytes, host)
         self._agreed_limit_bytes = limit_bytes
         self._report_growth_limit()
 

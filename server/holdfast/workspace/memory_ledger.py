@@ -19,6 +19,7 @@ from vllm.utils.mem_utils import MemorySnapshot
 
 from holdfast.labels import MEMORY_KINDS, MemoryKind
 from holdfast.workspace.accounting import tensor_bytes
+from holdfast.workspace.growth import UnifiedMemory
 from holdfast.workspace.plan import MIB
 from holdfast.workspace.stats import StatsWriter
 
@@ -32,7 +33,7 @@ HELD_KINDS: tuple[MemoryKind, ...] = (
 """What is held permanently, so its sum explains the reading; `activation_peak` is temporary."""
 
 MARGIN_BYTES = 256 * MIB
-"""Left free on the device when ranks agree on how much each may grow."""
+"""Left free on the device, at least, when ranks agree on how much each may grow."""
 logger = logging.getLogger("vllm.holdfast")
 
 
@@ -52,14 +53,14 @@ class DeviceReading:
         """In use on the device, by any process."""
         return self.total_bytes - self.free_bytes
 
-    def growable_bytes(self, activation_peak_bytes: int) -> int:
+    def growable_bytes(self, activation_peak_bytes: int, *, kept_bytes: int = MARGIN_BYTES) -> int:
         """Return what workspaces may take so that the activations of the largest step still fit.
 
         Torch's cache serves activations first. vLLM empties it around the capture of graphs, so
         most of their memory looks free at the lock.
         """
         claimed_bytes = max(0, activation_peak_bytes - self.cached_bytes)
-        return max(0, self.free_bytes - claimed_bytes - MARGIN_BYTES)
+        return max(0, self.free_bytes - claimed_bytes - kept_bytes)
 
 
 def read_device(device: torch.device) -> DeviceReading:
@@ -80,6 +81,14 @@ def read_device(device: torch.device) -> DeviceReading:
 def is_unified_memory(device: torch.device) -> bool:
     """Return whether filling the device's memory fills the host's, as on GB10 and on the CPU."""
     return device.type == "cpu" or bool(current_platform.is_integrated_gpu(device.index))
+
+
+def unified_memory(device: torch.device, kept_host_bytes: int) -> UnifiedMemory | None:
+    """Return the host's memory if filling that of the device fills it; else None."""
+    if not is_unified_memory(device):
+        return None
+    kept_bytes = max(MARGIN_BYTES, kept_host_bytes)
+    return UnifiedMemory(lambda: read_device(device).free_bytes, kept_bytes)
 
 
 class MemoryLedger:

@@ -38,6 +38,9 @@ class WorkspaceSpec:
     """(ubatch, lane, bytes) of an earlier run with the same fingerprint."""
     grammar_seconds: float = 60.0
     """How long an EngineCore may compile one grammar."""
+    kept_host_bytes: int = 0
+    """What a rank on unified memory must leave to its host, or the memory guard acts; 0 if it is
+    off. Each node sets its own."""
 
     def write(self, path: Path) -> None:
         """Write the spec to `path`, readable only by this user."""

@@ -20,8 +20,10 @@ from holdfast.host_memory.guard import (
     LARGEST_MARKS,
     Judge,
     Level,
+    Marks,
     MemoryGuard,
     Reading,
+    ample_bytes,
     marks_of,
 )
 from holdfast.host_memory.reader import Bound
@@ -145,6 +147,35 @@ def test_a_level_can_be_left_within_its_limit() -> None:
         found = judge.judge([Bound(total_bytes, available_bytes)])
         assert found is not None
         assert found.level is level
+
+
+@pytest.mark.parametrize("marks", [None, MARKS])
+@pytest.mark.parametrize("total_bytes", [GIB, 5 * GIB, 128 * GIB])
+def test_every_level_is_left_where_enough_is_available(
+    marks: Marks | None, total_bytes: int
+) -> None:
+    """And with a byte less, the last of them is not."""
+    judge = Judge(marks)
+    enough_bytes = ample_bytes(Bound(total_bytes, 0), marks)
+    for left_bytes, level in ((0, 3), (enough_bytes - 1, 1), (enough_bytes, 0)):
+        found = judge.judge([Bound(total_bytes, left_bytes)])
+        assert found is not None
+        assert found.level == level
+
+
+def test_what_is_enough_is_enough_for_the_host(tmp_path: Path) -> None:
+    """A device that shares its memory takes nothing from that of a container."""
+    host = FakeHost(tmp_path)
+    host.join("0::/small")
+    host.bound("small", str(GIB), 0)
+    guard = MemoryGuard(root=host.root)
+    assert guard.ample_bytes() == ample_bytes(Bound(host.total_bytes, 0), None)
+
+
+def test_nothing_is_enough_where_nothing_can_be_read(tmp_path: Path) -> None:
+    """The guard does nothing there either, as with marks of 0."""
+    assert MemoryGuard(root=tmp_path).ample_bytes() == 0
+    assert MemoryGuard((0, 0, 0), root=FakeHost(tmp_path).root).ample_bytes() == 0
 
 
 def test_the_limit_that_leaves_the_least_decides() -> None:

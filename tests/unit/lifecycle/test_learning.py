@@ -200,11 +200,13 @@ def test_a_directory_that_cannot_be_written_is_a_warning(
 
 
 def test_the_settings_reach_the_workers(tmp_path: Path) -> None:
-    """Floor, headroom, policy and limit arrive as they were set."""
+    """Floor, headroom, policy and limit arrive as they were set, and what the host keeps."""
     spec = opened(
         tmp_path, reserve_bytes=MIB, headroom=0.5, growth="alongside", growth_limit_bytes=7
     ).spec(3, tmp_path / "stats")
     assert spec == WorkspaceSpec(str(tmp_path / "stats"), 3, MIB, 0.5, "alongside", 7)
+    kept = Learning(WorkspaceSettings(), None, kept_host_bytes=8).spec(1, tmp_path)
+    assert kept.kept_host_bytes == 8
 
 
 def test_deny_measures_every_engine(tmp_path: Path) -> None:

@@ -118,6 +118,14 @@ async def ask(
         return answered.error
 
 
+@pytest.mark.parametrize("mode", ["auto", "on", "off"])
+def test_an_engine_on_unified_memory_leaves_what_the_guard_needs(
+    host: FakeHost, mode: GuardMode
+) -> None:
+    """Only where it would act."""
+    assert Scene(host, mode).relief.kept_bytes() == (0 if mode == "off" else 4.5 * GIB)
+
+
 @asynccontextmanager
 async def holding_long_prompts(scene: Scene) -> AsyncIterator[ReplayManager]:
     """The requests of an engine whose host is below the first mark."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -322,6 +323,23 @@ def test_a_host_without_memory_ends_the_ranks_with_the_reason(tmp_path: Path) ->
     (death,) = heard.deaths
     assert death.cause == "host_memory"
     assert death.reason.startswith("512 MiB were available")
+
+
+def test_ranks_leave_what_their_own_host_needs(tmp_path: Path) -> None:
+    """The head may have other memory, and another guard."""
+    guard = MemoryGuard(root=FakeHost(tmp_path / "host").root)
+    orders: list[Start] = []
+
+    def kept(order: Start, directory: Path) -> Sequence[str]:
+        orders.append(order)
+        return command()(order, directory)
+
+    async def scene(processes: EngineProcesses, heard: Heard) -> None:
+        await started(heard)
+        processes.stop(1, "a restart")
+
+    run(tmp_path / "files", scene, kept, memory=NodeMemory(MemorySettings(), guard))
+    assert orders == [replace(ORDER, spec=replace(SPEC, kept_host_bytes=guard.ample_bytes()))]
 
 
 def test_a_process_that_cannot_start_is_a_death(tmp_path: Path) -> None:

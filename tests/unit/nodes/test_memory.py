@@ -63,6 +63,17 @@ def test_ranks_that_can_take_the_hosts_memory_are_ended(
     played(memory, act)
 
 
+@pytest.mark.parametrize(
+    ("mode", "kept_bytes"), [("auto", 4.5 * GIB), ("on", 4.5 * GIB), ("off", 0)]
+)
+def test_ranks_leave_what_the_guard_needs(
+    tmp_path: Path, mode: GuardMode, kept_bytes: float
+) -> None:
+    """Only where it would act."""
+    guard = guard_of(FakeHost(tmp_path))
+    assert NodeMemory(MemorySettings(mode), guard).kept_bytes() == kept_bytes
+
+
 def test_a_host_has_enough_well_above_the_first_mark(tmp_path: Path) -> None:
     """As the head waits for it on its own host."""
     host = FakeHost(tmp_path)
