@@ -13,6 +13,7 @@ from gpu_paths.fake_memory import DEVICE, GIB, FakeMemory, gb10
 from gpu_paths.hooked_worker import (
     FakeWorker,
     config,
+    first_runner,
     followed,
     growth_limit_bytes,
     manager,
@@ -198,6 +199,29 @@ def test_the_limit_leaves_the_activations_their_peak(
         worker.cudagraph_memory_estimate = 2 * GIB
         start(worker)
         assert growth_limit_bytes() == memory.free_bytes - claimed_bytes - MARGIN_BYTES
+
+
+def test_the_activations_get_nothing_from_the_pool_of_the_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch holds it and no tensor uses it, but no step outside a graph can have it."""
+    memory = FakeMemory(allocated_bytes=20 * GIB, reserved_bytes=20 * GIB)
+    memory.install(monkeypatch)
+
+    def capture() -> int:
+        memory.reserved_bytes += 3 * GIB
+        memory.free_bytes -= 3 * GIB
+        return 3 * GIB
+
+    runner = first_runner()
+    runner.capture_model = capture
+    with followed(
+        tmp_path, monkeypatch, floor_bytes=NO_LIMIT_OF_ITS_OWN_BYTES, runner=runner
+    ) as worker:
+        worker.peak_activation_memory = 10 * GIB
+        worker.cudagraph_memory_estimate = 2 * GIB
+        start(worker)
+        assert growth_limit_bytes() == memory.free_bytes - 8 * GIB - MARGIN_BYTES
 
 
 def test_the_peak_is_measured_where_vllm_measures_none(

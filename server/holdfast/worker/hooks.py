@@ -39,7 +39,6 @@ from holdfast.workspace.memory_ledger import (
     MemoryLedger,
     as_table,
     is_unified_memory,
-    read_device,
     unified_memory,
 )
 from holdfast.workspace.plan import (
@@ -318,10 +317,8 @@ class WorkerHooks:
         sizes = manager.slot_sizes()
         wanted_bytes = growth_limit_bytes(self._spec.growth_limit_bytes, sizes)
         host = unified_memory(self._worker.device, self._spec.kept_host_bytes)
-        free_bytes = read_device(self._worker.device).growable_bytes(
-            self._ledger.activation_peak_bytes,
-            kept_bytes=MARGIN_BYTES if host is None else host.kept_bytes,
-        )
+        kept_bytes = MARGIN_BYTES if host is None else host.kept_bytes
+        free_bytes = self._ledger.growable_bytes(kept_bytes)
         limit_bytes = self._smallest(min(wanted_bytes, free_bytes), Subject.GROWTH_LIMIT)
         manager.lock(limit_bytes, host)
         self._agreed_limit_bytes = limit_bytes

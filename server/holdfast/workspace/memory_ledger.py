@@ -44,7 +44,7 @@ class DeviceReading:
     free_bytes: int
     total_bytes: int
     cached_bytes: int = 0
-    """Held by torch's allocator, but used by no tensor."""
+    """Held by torch's allocator, but used by no tensor; most of the pools of graphs is in it."""
     transient_peak_bytes: int = 0
     """The most that tensors used beyond what they use now, since the peak was reset."""
 
@@ -53,13 +53,16 @@ class DeviceReading:
         """In use on the device, by any process."""
         return self.total_bytes - self.free_bytes
 
-    def growable_bytes(self, activation_peak_bytes: int, *, kept_bytes: int = MARGIN_BYTES) -> int:
+    def growable_bytes(
+        self, activation_peak_bytes: int, *, graph_bytes: int = 0, kept_bytes: int = MARGIN_BYTES
+    ) -> int:
         """Return what workspaces may take so that the activations of the largest step still fit.
 
-        Torch's cache serves activations first. vLLM empties it around the capture of graphs, so
-        most of their memory looks free at the lock.
+        Torch's cache serves activations first, but not from the pools of graphs. vLLM empties it
+        around their capture, so most of the activations' memory looks free at the lock.
         """
-        claimed_bytes = max(0, activation_peak_bytes - self.cached_bytes)
+        usable_bytes = max(0, self.cached_bytes - graph_bytes)
+        claimed_bytes = max(0, activation_peak_bytes - usable_bytes)
         return max(0, self.free_bytes - claimed_bytes - kept_bytes)
 
 
@@ -115,11 +118,6 @@ class MemoryLedger:
         if usage_bytes is not None:
             self._record("weights", int(usage_bytes) - made_workspace_bytes)
 
-    @property
-    def activation_peak_bytes(self) -> int:
-        """What a step takes beyond what is held permanently; 0 if it was not measured."""
-        return self.sizes.get("activation_peak", 0)
-
     def begin_sizing(self) -> None:
         """Begin to measure the peak of the activations, before the KV cache is sized."""
         if not self._is_on_cpu:
@@ -145,6 +143,14 @@ class MemoryLedger:
         """Record what `capture_model` returned for the graphs; it returns 0 without any."""
         if isinstance(size_bytes, int) and size_bytes > 0:
             self._record("cuda_graphs", size_bytes)
+
+    def growable_bytes(self, kept_bytes: int) -> int:
+        """Return what workspaces may take now, if `kept_bytes` of the device stay free."""
+        return self._reading().growable_bytes(
+            self.sizes.get("activation_peak", 0),
+            graph_bytes=self.sizes.get("cuda_graphs", 0),
+            kept_bytes=kept_bytes,
+        )
 
     def finish(self, *, workspace_bytes: int) -> None:
         """Record what is known once warm-up is over."""
