@@ -49,8 +49,23 @@ def _check_count(machine: Machine, layout: Layout) -> Iterator[Finding]:
             "give the container its GPUs (`--gpus all`), or lower --tensor-parallel-size.",
             is_sure=not layout.has_ray,
         )
+    elif problem := _problem_of_device_ids(layout, len(gpu_facts.gpus)):
+        yield failure("gpu", problem, "name a GPU of this node for each rank in --device-ids.")
     else:
         yield ok("gpu", ", ".join(gpu.name for gpu in gpu_facts.gpus))
+
+
+def _problem_of_device_ids(layout: Layout, gpus: int) -> str:
+    """Return why ranks get no GPU by `--device-ids`; empty if they do. Ray ignores the flag."""
+    named = len(layout.device_ids)
+    if not named or layout.has_ray:
+        return ""
+    if named < layout.ranks:
+        return f"--device-ids names {named} of the {layout.ranks} GPUs needed on this node."
+    for name in layout.device_ids:
+        if isinstance(name, int) and name >= gpus:
+            return f"--device-ids names GPU {name}, but {gpus} are visible, numbered from 0."
+    return ""
 
 
 def _check_architectures(machine: Machine, layout: Layout) -> Iterator[Finding]:
@@ -71,9 +86,17 @@ def _check_architectures(machine: Machine, layout: Layout) -> Iterator[Finding]:
 
 
 def _gpus(machine: Machine, layout: Layout) -> Iterator[tuple[Gpu, bool]]:
-    """Yield every GPU, and whether a rank runs on it: ranks take the first ones."""
-    for index, gpu in enumerate(machine.gpu_facts.gpus):
-        yield gpu, index < layout.ranks and not layout.has_ray
+    """Yield every GPU, and whether it is certain that a rank runs on it.
+
+    Ranks take the first ones, or those of `--device-ids`, whose numbers count what
+    `CUDA_VISIBLE_DEVICES` shows (`_resolve_device_ids` in
+    https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/engine/arg_utils.py). Torch does not say
+    which UUID is whose.
+    """
+    gpus = machine.gpu_facts.gpus
+    taken = (layout.device_ids or range(len(gpus)))[: layout.ranks]
+    for index, gpu in enumerate(gpus):
+        yield gpu, index in taken and not layout.has_ray
 
 
 def running_build(architecture: tuple[int, int], built_for: tuple[str, ...]) -> str:

@@ -38,6 +38,8 @@ class Layout:
     has_kv_cache_size: bool = False
     """Whether the size of the KV cache is given in bytes, not as a share of the memory."""
     gpu_memory_utilization: float = DEFAULT_MEMORY_UTILIZATION
+    device_ids: tuple[int, ...] | tuple[str, ...] = ()
+    """The visible GPUs, or the UUIDs of GPUs, that ranks take; empty if they take the first."""
     nodes: int = 1
     master_address: str = ""
     """An address of the head that the other nodes reach; empty if it is not given."""
@@ -103,6 +105,7 @@ def read_layout(arguments: Sequence[str]) -> Layout:
         has_kv_connector=_has_kv_connector(arguments),
         has_kv_cache_size=given.demo or given.kv_cache_memory_bytes is not None,
         gpu_memory_utilization=given.gpu_memory_utilization,
+        device_ids=given.device_ids,
         nodes=max(1, given.nnodes),
         master_address=given.master_addr,
     )
@@ -121,6 +124,18 @@ def _share(text: str) -> float:
         if 0 < (share := float(text)) <= 1:
             return share
     raise argparse.ArgumentTypeError(f"expected a number above 0 and at most 1, not {text!r}")
+
+
+def _device_ids(text: str) -> tuple[int, ...] | tuple[str, ...]:
+    """Parse GPUs as vLLM does; an ArgumentTypeError for what it refuses."""
+    names = tuple(part.strip() for part in text.split(","))
+    numbers = tuple(int(name) for name in names if name.isdigit())
+    given = numbers or names
+    if len(set(given)) < len(names):
+        raise argparse.ArgumentTypeError(
+            f"expected numbers or UUIDs of GPUs, not both and each once, not {text!r}"
+        )
+    return given
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -145,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     for flag in ("--distributed-executor-backend", "--master-addr"):
         parser.add_argument(flag, default="")
     parser.add_argument("--kv-cache-memory-bytes")
+    parser.add_argument("--device-ids", type=_device_ids, default=())
     parser.add_argument(
         "--gpu-memory-utilization",
         "--device-memory-utilization",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.doctor.checks import check_machine
 from holdfast.doctor.findings import Severity
 from holdfast.doctor.gpu_checks import running_build
 from holdfast.doctor.gpus import Gpu, GpuFacts
@@ -92,6 +93,51 @@ def test_memory_that_something_else_holds_fails(gpu: Gpu) -> None:
     assert found(machine)["gpu-memory"].severity is Severity.FAILURE
     layout = Layout(gpu_memory_utilization=0.05)
     assert found(machine, layout)["gpu-memory"].severity is Severity.OK
+
+
+EIGHT = replace(
+    CUDA, gpu_facts=GpuFacts((replace(H100, free_bytes=0),) * 4 + (H100,) * 4, ARCHITECTURES)
+)
+"""Eight GPUs, and the first four are full."""
+
+
+@pytest.mark.parametrize(
+    ("flags", "failures", "warnings"),
+    [
+        ("-tp 4", 4, 0),
+        ("-tp 4 --device-ids 4,5,6,7", 0, 4),
+        ("-tp 4 --device-ids 7,4,5,6,0", 0, 4),
+        ("-tp 2 -dp 2 --device-ids 3,4,5,6", 1, 3),
+        ("-tp 4 --device-ids GPU-1,GPU-2,GPU-3,GPU-4", 0, 4),
+        ("-tp 4 --device-ids 0,1,2,3 --distributed-executor-backend ray", 0, 4),
+    ],
+)
+def test_the_gpus_that_device_ids_name_are_judged(flags: str, failures: int, warnings: int) -> None:
+    """Ranks take them in this order; the doctor does not know which GPU has which UUID."""
+    layout = read_layout(["m", *flags.split()])
+    severities = [
+        each.severity for each in check_machine(EIGHT, layout) if each.name == "gpu-memory"
+    ]
+    assert severities.count(Severity.FAILURE) == failures
+    assert severities.count(Severity.WARNING) == warnings
+
+
+@pytest.mark.parametrize(
+    ("layout", "severity", "seen"),
+    [
+        (Layout(4, device_ids=(4, 5)), "failure", "--device-ids names 2 of the 4 GPUs"),
+        (Layout(2, device_ids=("GPU-1",)), "failure", "--device-ids names 1 of the 2 GPUs"),
+        (Layout(2, device_ids=(7, 8)), "failure", "--device-ids names GPU 8, but 8 are visible"),
+        (Layout(2, device_ids=(7,), executor="ray"), "ok", ""),
+        (Layout(2, device_ids=("GPU-1", "GPU-2")), "ok", ""),
+        (Layout(2, device_ids=(6, 7)), "ok", ""),
+    ],
+)
+def test_device_ids_name_a_gpu_for_each_rank(layout: Layout, severity: str, seen: str) -> None:
+    """A rank without one ends the start; Ray chooses by itself."""
+    finding = found(EIGHT, layout)["gpu"]
+    assert finding.severity == severity
+    assert seen in finding.seen
 
 
 def test_a_host_that_shares_its_memory_keeps_some() -> None:

@@ -31,6 +31,8 @@ def test_the_share_of_memory_is_that_of_vllm() -> None:
         (["m", "--enable-sleep-mode"], Layout(may_sleep=True, has_cumem_allocator=True)),
         (["m", "--kv-transfer-config", '{"kv_connector": "N"}'], Layout(has_kv_connector=True)),
         (["m", "--gpu-memory-utilization", "0.5"], Layout(gpu_memory_utilization=0.5)),
+        (["m", "--device-ids", "3, 1"], Layout(device_ids=(3, 1))),
+        (["m", "--device-ids=GPU-a,GPU-b"], Layout(device_ids=("GPU-a", "GPU-b"))),
         (["m", "--master-addr", "10.0.0.1"], Layout(master_address="10.0.0.1")),
     ],
 )
@@ -43,6 +45,13 @@ def test_a_layout_that_cannot_be_read_is_refused() -> None:
     """The flag is named, for vLLM would refuse it too."""
     with pytest.raises(UsageError, match="tensor-parallel-size"):
         read_layout(["m", "-tp", "many"])
+
+
+@pytest.mark.parametrize("text", ["1,1", "0,GPU-a"])
+def test_device_ids_that_vllm_refuses_are_refused(text: str) -> None:
+    """Twice the same, or both kinds."""
+    with pytest.raises(UsageError, match="device-ids"):
+        read_layout(["m", "--device-ids", text])
 
 
 @pytest.mark.parametrize("share", ["nan", "inf", "0", "-0.5", "1.01", "most"])
