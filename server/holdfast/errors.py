@@ -23,7 +23,7 @@
       - KeyUsedUpError         HTTP 429 the key has used its tokens of the day
   x RefusedError               HTTP 4xx, 503, 504: the request or its connection is over a limit
   x RequestLostError           HTTP 500 the engine died with the answer half given
-    + RequestAbortedError      HTTP 500 it was aborted while no engine had it
+    + RequestAbortedError      HTTP 500 it was aborted as an operator asked
     + SuspectedError           HTTP 422 the request may have ended the engine
     + QuarantinedError         HTTP 422 requests like it have ended engines
 
@@ -278,7 +278,7 @@ class RequestLostError(HoldfastError):
 
 
 class RequestAbortedError(RequestLostError):
-    """The request was aborted, as an operator asked, while no engine had it."""
+    """An operator had the request aborted: no engine had it, or its answer cannot say so."""
 
 
 class SuspectedError(RequestLostError):

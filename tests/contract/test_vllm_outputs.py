@@ -11,12 +11,19 @@ import torch
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.inputs.engine import embeds_input, tokens_input
-from vllm.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
+from vllm.outputs import (
+    CompletionOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestError,
+    RequestOutput,
+)
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
 from holdfast.engine.outputs import VllmOutputs
@@ -45,6 +52,21 @@ def _request(request_id: str) -> EngineCoreRequest:
         arrival_time=0.0,
         **nothing,
     )
+
+
+def _pooling_request(request_id: str) -> EngineCoreRequest:
+    nothing: Any = dict.fromkeys(
+        ("mm_features", "sampling_params", "lora_request", "cache_salt", "data_parallel_rank")
+    )
+    request = EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=[1],
+        pooling_params=PoolingParams(task="embed"),
+        arrival_time=0.0,
+        **nothing,
+    )
+    request.external_req_id = request_id
+    return request
 
 
 @pytest.mark.parametrize(
@@ -89,11 +111,33 @@ def test_what_gives_a_request_up(reason: str | None, is_abort: bool) -> None:
     assert OUTPUTS.is_abort(_output(reason)) is is_abort
 
 
-def test_a_pooling_output_gives_nothing_up() -> None:
-    """It has no finish reason."""
-    output: Any = PoolingRequestOutput("embd-1", PoolingOutput(None), [1, 2], 0, True)
-    assert not OUTPUTS.is_abort(output)
+@pytest.mark.parametrize(
+    ("data", "error", "is_abort"),
+    [
+        (torch.empty(0), None, True),
+        (torch.empty(0), RequestError("multimodal_cache_miss", "It is gone.", True), False),
+        (torch.ones(4), None, False),
+        (torch.empty(0, 4), None, False),
+        (torch.zeros(()), None, False),
+    ],
+)
+def test_an_aborted_pooling_request_has_an_empty_vector(
+    data: torch.Tensor, error: RequestError | None, *, is_abort: bool
+) -> None:
+    """No finish reason tells it. A prompt without a step to score has an answer of no rows."""
+    output: Any = PoolingRequestOutput("embd-1", PoolingOutput(data), [1, 2], 0, True, error=error)
+    assert OUTPUTS.is_abort(output) is is_abort
+    assert OUTPUTS.is_answer(output) is not is_abort
     assert OUTPUTS.context_tokens(output) == 2
+
+
+def test_vllm_ends_an_aborted_pooling_request_with_an_empty_vector() -> None:
+    """That is all that its caller gets."""
+    processor = OutputProcessor(None, log_stats=False)
+    queue = RequestOutputCollector(RequestOutputKind.FINAL_ONLY, "embd-1")
+    processor.add_request(_pooling_request("embd-1"), None, queue=queue)
+    processor.abort_requests(["embd-1"], internal=False)
+    assert OUTPUTS.is_abort(queue.get_nowait())
 
 
 def test_the_context_is_prompt_and_answer() -> None:

@@ -69,8 +69,9 @@ class VllmOutputs:
 
     def is_abort(self, output: Any) -> bool:
         """Whether the engine aborted the request, as a core that got SIGTERM does with all."""
-        return output.finished and any(
-            getattr(one, "finish_reason", None) == "abort" for one in _completions(output)
+        return output.finished and (
+            _is_without_vector(output)
+            or any(getattr(one, "finish_reason", None) == "abort" for one in _completions(output))
         )
 
     def is_cut(self, output: Any) -> bool:
@@ -247,6 +248,16 @@ def _completions(output: Any) -> tuple[Any, ...]:
     """Return the answers in an output; a pooling output has one, which is not a list."""
     outputs = getattr(output, "outputs", ())
     return tuple(outputs) if isinstance(outputs, list | tuple) else (outputs,)
+
+
+def _is_without_vector(output: Any) -> bool:
+    """Whether a pooling request was aborted: vLLM says so only with an empty vector (0.32).
+
+    A matrix without rows is an answer, that to a prompt without a step to score. What comes with an
+    error was not aborted.
+    """
+    data = getattr(getattr(output, "outputs", None), "data", None)
+    return getattr(data, "shape", None) == (0,) and getattr(output, "error", None) is None
 
 
 def _is_sent_in_part(prompt: Any) -> bool:

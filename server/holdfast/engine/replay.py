@@ -26,6 +26,7 @@ from holdfast.engine.requests.request import (
     EngineRequest,
     Losses,
     Method,
+    aborted_error,
     await_turn,
     broken_reason,
     has_not_gone_on,
@@ -208,6 +209,7 @@ class ReplayManager:
                                 self._raise_refusal(request, output)
                                 if self.aborts.is_unexpected(request, output):
                                     break
+                                self._raise_abort(request, output)
                                 if self._outputs.is_failure(output):
                                     require_progress(request, begun_tokens)
                                 self._record_output(request, output)
@@ -285,6 +287,11 @@ class ReplayManager:
     def _raise_refusal(self, request: EngineRequest, output: Any = None) -> None:
         if request.refusal is not None and not (output and self._outputs.is_answer(output)):
             raise self._losses.refused(request, request.refusal)
+
+    def _raise_abort(self, request: EngineRequest, output: Any) -> None:
+        """Raise for an abort that was asked for, and that the output cannot tell the client."""
+        if request.method == "encode" and self._outputs.is_abort(output):
+            raise self._losses.refused(request, aborted_error())
 
     def _raise_suspension(self, request: EngineRequest) -> None:
         """Raise the refusal of a request, also if its key was suspended after it was admitted."""

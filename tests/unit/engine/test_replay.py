@@ -15,6 +15,7 @@ from holdfast.engine.replay import ReplayManager
 from holdfast.engine.requests.long_prompts import long_prompt_tokens
 from holdfast.engine.suspects.suspicions import CHARGES, Suspicions
 from holdfast.errors import (
+    HoldfastError,
     HostMemoryError,
     KeySuspendedError,
     NotReadyError,
@@ -380,6 +381,45 @@ def test_an_abort_that_was_asked_for_is_not_a_loss() -> None:
             await waiting
         assert not any(harness.requests.lost.values())
         assert (context.error, context.may_be_retried) == ("aborted", False)
+
+    run_scene(scene)
+
+
+class PoolingLLM(ScriptedLLM):
+    """Aborts what it is asked to encode."""
+
+    async def encode(self, prompt: str, **_: Any) -> AsyncIterator[Output]:
+        """One output, which only says that it is aborted."""
+        self.received.append(prompt)
+        await self._go.wait()
+        yield Output(1, finished=True, is_abort=True)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error", "may_be_retried"),
+    [(None, RequestAbortedError, False), (HostMemoryError("It is full."), HostMemoryError, True)],
+)
+def test_an_aborted_embedding_ends_with_an_error(
+    refusal: HoldfastError | None, error: type[HoldfastError], *, may_be_retried: bool
+) -> None:
+    """Its output is an empty vector, which a client would take for the answer."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        context = RequestContext()
+        llm = PoolingLLM()
+        llm.hold()
+        harness.start(llm)
+        REQUEST.set(context)
+        outputs = harness.requests.run("encode", {"prompt": "a", "request_id": "a"})
+        waiting = asyncio.ensure_future(anext(outputs))
+        await llm.until_received(1)
+        (request,) = harness.requests._requests
+        request.refusal, request.is_abort_expected = refusal, True
+        llm.release()
+        with answered(error):
+            await waiting
+        assert not any(harness.requests.lost.values())
+        assert context.may_be_retried is may_be_retried
 
     run_scene(scene)
 

@@ -300,6 +300,11 @@ def lost_error() -> RequestLostError:
     return RequestLostError("The engine died while it worked on this request.")
 
 
+def aborted_error() -> RequestAbortedError:
+    """Return the error of a request that the engine has aborted, as it was asked to."""
+    return RequestAbortedError("The request was aborted.")
+
+
 def quarantine_error() -> QuarantinedError:
     """Return the error of a request that no engine gets again."""
     return QuarantinedError(
