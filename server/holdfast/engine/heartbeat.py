@@ -6,7 +6,7 @@ Each rule comes from a real outage:
   three times the slowest step that the probe saw after its first token. A chunked prefill is
   progress, and a long step is not a stall.
 * A stall: requests wait and none runs for a minute, though the scheduler says nothing defers them.
-* Time does not count while a compiler runs as a child of the engine, while the engine is paused, or
+* Time does not count while a compiler runs as a child of the engine, once the engine has paused, or
   while this process itself did not run. A compiler within a process shows in its stacks, which are
   read before anything is called a stall.
 * Nor does it count while a scheduler keeps saying that all its requests are deferred, as a request
@@ -205,8 +205,10 @@ class Heartbeat:
         now = self._clock()
         ranks = self._engine.ranks(reads_steps=False)
         busy_since = self._requests.busy_since_seconds
-        is_paused = self._engine.is_paused or self._requests.aborts.is_paused
-        self._update_canary(now, ranks, is_busy=is_paused or busy_since is not None)
+        aborts = self._requests.aborts
+        is_paused = self._engine.is_paused or aborts.stops_steps
+        is_busy = is_paused or aborts.is_paused or busy_since is not None
+        self._update_canary(now, ranks, is_busy=is_busy)
         # Asked only while a step is late, because it costs a walk over /proc.
         is_late = bool(busy_since) and now - max(_last_steps(ranks).values(), default=0.0) > 1
         starts = [since for since in (busy_since, self._canary_since) if since is not None]
@@ -215,8 +217,11 @@ class Heartbeat:
             now_seconds=now,
             busy_since_seconds=min(starts, default=None),
             last_step_seconds=_last_steps(ranks),
-            running=self._engine.running_requests(),
-            blocked_since_seconds=self._engine.blocked_since_seconds(),
+            # While a pause is pending, one of several engines may have paused already.
+            running={} if aborts.is_paused else self._engine.running_requests(),
+            blocked_since_seconds=(
+                {} if aborts.is_paused else self._engine.blocked_since_seconds()
+            ),
             is_paused=is_paused or slowest_step_seconds is None,
             is_compiling=is_late and self._engine.is_compiling(),
             deferring=self._engine.deferring(),

@@ -24,6 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from holdfast.engine.grammars.checker import GrammarChecker
+from holdfast.engine.maintenance import SLEEP_DEADLINE_SECONDS
 from holdfast.engine.outputs import VllmOutputs
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.requests.request import Method
@@ -233,32 +234,39 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
 
     async def pause_generation(self, *args: Any, **kwargs: Any) -> None:
         """Pause as vLLM does, which aborts running requests unless told to wait or to keep them."""
-        await self._pause(self.current.pause_generation(*args, **kwargs))
+        await self._pause(self.current.pause_generation(*args, **kwargs), 0.0)
 
     async def resume_generation(self, *args: Any, **kwargs: Any) -> None:
         """Resume as vLLM does."""
-        await self.current.resume_generation(*args, **kwargs)
+        with self.requests.aborts.steps_due_after(0.0):
+            await self.current.resume_generation(*args, **kwargs)
         self.requests.aborts.expect_none()
         self.requests.aborts.is_paused = False
 
     async def sleep(self, *args: Any, **kwargs: Any) -> None:
         """Sleep as vLLM does, which aborts running requests unless told to wait."""
-        await self._pause(self.current.sleep(*args, **kwargs))
+        await self._pause(self.current.sleep(*args, **kwargs), SLEEP_DEADLINE_SECONDS)
 
     async def wake_up(self, *args: Any, **kwargs: Any) -> bool:
         """Wake as vLLM does, and return whether all of it is awake; until then it stays paused."""
-        is_awake: bool = await self.current.wake_up(*args, **kwargs)
-        self.requests.aborts.is_paused = bool(await self.current.is_sleeping())
+        with self.requests.aborts.steps_due_after(SLEEP_DEADLINE_SECONDS):
+            is_awake: bool = await self.current.wake_up(*args, **kwargs)
+            self.requests.aborts.is_paused = bool(await self.current.is_sleeping())
         if not self.requests.aborts.is_paused:
             self.requests.aborts.expect_none()
         return is_awake
 
-    async def _pause(self, pausing: Awaitable[None]) -> None:
-        """Pause the engine, which may abort what runs; if it fails, nothing has changed."""
+    async def _pause(self, pausing: Awaitable[None], quiet_seconds: float) -> None:
+        """Pause the engine, which may abort what runs; if it fails, nothing has changed.
+
+        It may hang in the call, which has no deadline: it may wait for long answers. So a lack of
+        steps is a stall until the call returns, except in the first `quiet_seconds`.
+        """
         self.requests.aborts.expect_all()
         self.requests.aborts.is_paused = True
         try:
-            await pausing
+            with self.requests.aborts.steps_due_after(quiet_seconds):
+                await pausing
         except BaseException:
             self.requests.aborts.is_paused = False
             self.requests.aborts.expect_none()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from holdfast.engine.heartbeat import (
     Snapshot,
     StallDetector,
 )
+from holdfast.engine.proxy import EngineProxy
 from holdfast.engine.replay import ReplayManager
 from holdfast.records import RankStats
 from holdfast.verify.baseline import Baseline, FirstToken, RecordedSequence
@@ -209,10 +211,11 @@ def _beat(
     *,
     may_try: bool = True,
     baseline: BaselineWatch | None = None,
+    requests: ReplayManager | None = None,
 ) -> Heartbeat:
     return Heartbeat(
         engine,  # type: ignore[arg-type]  # what the heartbeat uses of an engine
-        ReplayManager(PlainOutputs()),
+        requests or ReplayManager(PlainOutputs()),
         stall_timeout_seconds=TIMEOUT_SECONDS,
         slowest_step_seconds=lambda: 0.0,
         may_try=lambda: may_try,
@@ -314,6 +317,117 @@ def test_no_canary_is_sent_before_the_engine_is_proven(minutes: int) -> None:
         assert engine.canaries == 0
 
     asyncio.run(scene())
+
+
+class Pausable:
+    """Answers what vLLM's routes for pauses ask, unless it hangs."""
+
+    def __init__(self) -> None:
+        self.hangs = True
+
+    async def pause_generation(self, **_: str) -> None:
+        await self._answer()
+
+    async def resume_generation(self) -> None:
+        await self._answer()
+
+    async def sleep(self, _level: int) -> None:
+        await self._answer()
+
+    async def wake_up(self, _tags: Any) -> bool:
+        await self._answer()
+        return True
+
+    async def is_sleeping(self) -> bool:
+        return False
+
+    async def _answer(self) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
+
+
+async def _reason_during(
+    llm: Pausable, engine: Patient, calls: Sequence[Callable[[EngineProxy], Awaitable[Any]]]
+) -> str:
+    """Return why a busy engine is stalled during the last of these calls, or after it."""
+    proxy, clock = EngineProxy(), FakeClock()
+    proxy._current = llm
+    proxy.requests._load.busy_since_seconds = clock.now_seconds
+    heartbeat = _beat(engine, clock, requests=proxy.requests)
+    *answered, last = calls
+    llm_hangs, llm.hangs = llm.hangs, False
+    for call in answered:
+        await call(proxy)
+    llm.hangs = llm_hangs
+    pending = asyncio.ensure_future(last(proxy))
+    await asyncio.sleep(0.05)
+    reason = _looks(heartbeat, clock, int(2 * TIMEOUT_SECONDS))
+    pending.cancel()
+    await asyncio.wait({pending})
+    assert not proxy.requests.aborts.are_steps_due
+    return reason
+
+
+def _pause(proxy: EngineProxy) -> Awaitable[None]:
+    return proxy.pause_generation(mode="wait")
+
+
+def _resume(proxy: EngineProxy) -> Awaitable[None]:
+    return proxy.resume_generation()
+
+
+def _sleep(proxy: EngineProxy) -> Awaitable[None]:
+    return proxy.sleep(1)
+
+
+def _wake(proxy: EngineProxy) -> Awaitable[bool]:
+    return proxy.wake_up(None)
+
+
+@pytest.mark.parametrize("calls", [(_pause,), (_pause, _resume)])
+def test_an_engine_that_answers_no_pause_may_stall(
+    calls: Sequence[Callable[[EngineProxy], Awaitable[Any]]],
+) -> None:
+    """It makes steps until it has paused, and again once it is told to go on."""
+    reason = asyncio.run(_reason_during(Pausable(), Patient(hangs=False), calls))
+    assert "finished no step" in reason
+
+
+@pytest.mark.parametrize("calls", [(_sleep,), (_sleep, _wake)])
+def test_an_engine_that_moves_its_weights_gets_time(
+    calls: Sequence[Callable[[EngineProxy], Awaitable[Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes no step meanwhile, but it does not get the time for ever."""
+    assert not asyncio.run(_reason_during(Pausable(), Patient(hangs=False), calls))
+    monkeypatch.setattr("holdfast.engine.proxy.SLEEP_DEADLINE_SECONDS", 0.0)
+    assert asyncio.run(_reason_during(Pausable(), Patient(hangs=False), calls))
+
+
+@pytest.mark.parametrize("calls", [(_pause,), (_sleep,)])
+def test_an_engine_that_has_paused_makes_no_steps(
+    calls: Sequence[Callable[[EngineProxy], Awaitable[Any]]],
+) -> None:
+    """However long that is."""
+    llm = Pausable()
+    llm.hangs = False
+    assert not asyncio.run(_reason_during(llm, Patient(hangs=False), calls))
+
+
+def test_an_engine_that_has_paused_before_the_others_does_not_stall() -> None:
+    """It queues what comes, and another still makes its long answers."""
+
+    class Others(Patient):
+        def ranks(self, *, reads_steps: bool = True) -> tuple[RankStats, ...]:
+            del reads_steps
+            return (a_rank(last_step_ended_seconds=math.inf),)
+
+        def running_requests(self) -> dict[int, int]:
+            return {0: 1, 1: 1}
+
+        def blocked_since_seconds(self) -> dict[int, float]:
+            return {1: 0.0}
+
+    assert not asyncio.run(_reason_during(Pausable(), Others(hangs=False), [_pause]))
 
 
 class Compiling(Patient):

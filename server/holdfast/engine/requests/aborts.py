@@ -6,7 +6,9 @@ Belongs to one event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from holdfast.engine.requests.request import EngineOutputs, EngineRequest
@@ -22,8 +24,28 @@ class Aborts:
         self._requests = requests
         self.is_paused = False
         """Whether the engine was told to stop scheduling or to sleep, so any abort is expected."""
+        self.are_steps_due = False
+        """Whether it makes steps all the same: it has not paused yet, or was told to go on."""
         self.on_unexpected: Callable[[], None] = lambda: None
         """Called when the engine aborts a request that it was not asked to abort."""
+
+    @property
+    def stops_steps(self) -> bool:
+        """Whether the engine makes no steps because it is paused or asleep."""
+        return self.is_paused and not self.are_steps_due
+
+    @contextmanager
+    def steps_due_after(self, seconds: float) -> Iterator[None]:
+        """Have the engine make steps while a call that pauses or resumes it is pending.
+
+        They are due once the call has taken this long.
+        """
+        due = asyncio.get_running_loop().call_later(seconds, setattr, self, "are_steps_due", True)
+        try:
+            yield
+        finally:
+            due.cancel()
+            self.are_steps_due = False
 
     def allowed(self, request_ids: Iterable[str]) -> Iterable[str]:
         """Return those that the running task may have aborted: a client only what it asked for.
