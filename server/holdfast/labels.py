@@ -115,12 +115,12 @@ Before the gate, and not counted here, refuse: `api.router` (405, the method of 
 `status_page` (503, one viewer too many; 404, a file that the page does not have).
 
 After the gate, and not counted here, refuse: `engine.suspects.blame` (422, what ended engines),
-`engine.requests.long_prompts` (429, for lack of host memory), `engine.grammars` and `engine.media`
-(what costs too much), `engine.checked_llm` with `patches.parameters`, `patches.tokenizer`,
-`patches.harmony`, `patches.pooling`, `patches.responses`, `patches.templates` and
-`patches.request_bodies` (400, what vLLM does not bound), `patches.adapters` (404, names that lead
-out of the adapters' directory), `patches.answer_parsing` (422, an answer that takes too long to
-read), and vLLM itself.
+`engine.requests.long_prompts` (429, for lack of host memory), `engine.requests.missing_vectors`
+(500, a pooling request on which the engine fails), `engine.grammars` and `engine.media` (what costs
+too much), `engine.checked_llm` with `patches.parameters`, `patches.tokenizer`, `patches.harmony`,
+`patches.pooling`, `patches.responses`, `patches.templates` and `patches.request_bodies` (400, what
+vLLM does not bound), `patches.adapters` (404, names that lead out of the adapters' directory),
+`patches.answer_parsing` (422, an answer that takes too long to read), and vLLM itself.
 
 After the gate, `api.gate` refuses a request for which `engine.requests.request` or
 `engine.vllm_errors` asks again for capacity. That counts here.

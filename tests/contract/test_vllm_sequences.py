@@ -27,6 +27,7 @@ from vllm.multimodal.inputs import (
     MultiModalKwargsItems,
 )
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import (
     EngineCoreOutput,
@@ -62,6 +63,7 @@ from holdfast.request_context import REQUEST, RequestContext
 from stub_engine import FACTS
 
 DEADLINE_SECONDS = 60.0
+STOPPED = FinishReason.STOP
 RUNNING = 4
 STEP_TOKENS = 8
 
@@ -218,6 +220,69 @@ def play(scene: Callable[[Engine], Awaitable[None]]) -> None:
             await scene(Engine())
 
     asyncio.run(within_time())
+
+
+def embedding(name: str) -> dict[str, Any]:
+    """What `encode` takes for one request."""
+    parameters = PoolingParams(task="embed")
+    nothing: Any = dict.fromkeys(
+        ("mm_features", "sampling_params", "lora_request", "cache_salt", "data_parallel_rank")
+    )
+    request = EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=[1],
+        pooling_params=parameters,
+        arrival_time=0.0,
+        **nothing,
+    )
+    return {"prompt": request, "pooling_params": parameters, "request_id": name}
+
+
+def test_an_engine_may_abort_an_embedding_without_a_vector() -> None:
+    """It does so when it pauses or sleeps. vLLM's own code ends with an AssertionError there."""
+
+    async def scene(engine: Engine) -> None:
+        aborted, kept = (
+            calling(RequestContext(), engine.llm.encode(**embedding(name))) for name in "ab"
+        )
+        await engine.until_sent(2)
+        first, second = engine.core.sent
+        process = engine.llm.output_processor.process_outputs
+        process([EngineCoreOutput(first, [], finish_reason=FinishReason.ABORT)])
+        (output,) = await aborted
+        assert VllmOutputs().is_abort(output)
+        vector = torch.ones(2)
+        process([EngineCoreOutput(second, [], pooling_output=vector, finish_reason=STOPPED)])
+        (output,) = await kept
+        assert output.outputs.data is vector
+        assert not engine.llm.output_processor.request_states
+
+    play(scene)
+
+
+@pytest.mark.parametrize("missing", [None, ["a hash"]])
+def test_an_engine_may_fail_on_an_embedding(missing: list[str] | None) -> None:
+    """Its client gets an error; that of a missing image says that it can come again."""
+
+    async def scene(engine: Engine) -> None:
+        failed = calling(RequestContext(), engine.llm.encode(**embedding("a")))
+        await engine.until_sent(1)
+        output = EngineCoreOutput(
+            engine.core.sent[0],
+            [],
+            finish_reason=FinishReason.ERROR,
+            mm_cache_miss_hashes=missing,
+        )
+        engine.llm.output_processor.process_outputs([output])
+        if missing:
+            (output,) = await failed
+            assert output.error.retryable
+            return
+        with pytest.raises(GracefulHTTPError) as caught:
+            await failed
+        assert caught.value.http_status == HTTPStatus.INTERNAL_SERVER_ERROR
+
+    play(scene)
 
 
 def test_many_answers_are_sent_one_by_one() -> None:

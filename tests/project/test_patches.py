@@ -78,6 +78,7 @@ NOT_LISTED = {
         "engine.model.facts: common.speculative_config",
         "engine.media.clips: counting",
         "engine.outputs: parameters",
+        "engine.requests.missing_vectors: output",
         "engine.proxy: method",
         "patches.answer_parsing: error",
         "patches.chunks: model",

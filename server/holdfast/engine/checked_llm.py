@@ -23,6 +23,7 @@ from holdfast.engine.requests.continuation import (
     restore,
     sent_answer,
 )
+from holdfast.engine.requests.missing_vectors import fill_missing_vectors, tell_failures
 from holdfast.engine.requests.sequence_queue import SequenceQueue
 from holdfast.engine.requests.sizes import media_bytes_of
 from holdfast.engine.requests.unread_tokens import unread_tokens
@@ -315,11 +316,16 @@ def _check_further(given: Mapping[str, Any]) -> None:
 def _observed(
     process: Callable[..., Any], processor: Any, sequences: SequenceQueue
 ) -> Callable[..., Any]:
-    """Wrap vLLM's method to tell the queue which prompts the engine has processed."""
+    """Wrap vLLM's method to tell the queue which prompts the engine has processed.
+
+    It also ends pooling requests for which the engine has no vector.
+    """
     states = processor.request_states
 
-    def process_outputs(*args: Any, **options: Any) -> Any:
-        processed = process(*args, **options)
+    def process_outputs(outputs: Any, *args: Any, **options: Any) -> Any:
+        failed = fill_missing_vectors(outputs, states)
+        processed = process(outputs, *args, **options)
+        tell_failures(failed)
         sequences.step_ended(states.is_read)
         return processed
 
