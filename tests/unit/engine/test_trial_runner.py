@@ -9,8 +9,9 @@ from typing import Any
 
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.suspects.blame import BlameVerdict
-from holdfast.errors import NotReadyError, SuspectedError
+from holdfast.errors import HostMemoryError, NotReadyError, SuspectedError
 from holdfast.records import Death, Suspect
+from holdfast.request_context import RequestContext
 from replay_harness import (
     RAISED,
     TRIAL_SECONDS,
@@ -21,7 +22,7 @@ from replay_harness import (
     run_scene,
 )
 from scripted_llm import Output, PlainOutputs, ScriptedLLM
-from stub_engine import FakeClock
+from stub_engine import FACTS, FakeClock
 
 TERMINATED = Death("terminated", "EngineCore received SIGTERM")
 ENDED = NotReadyError("The server has shut down.", retry_after_seconds=5)
@@ -112,5 +113,37 @@ def test_an_engine_that_gives_its_requests_up_acquits_nobody() -> None:
         assert llm.received == ["a"]
         for call in calls:
             call.cancel()
+
+    run_scene(scene)
+
+
+def test_a_suspect_that_is_given_up_for_lack_of_memory_is_not_acquitted() -> None:
+    """Its client may not send it again: it was not shown that no engine dies of it."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        contexts = [RequestContext(), RequestContext()]
+        long_prompts = harness.requests.long_prompts
+        harness.start().hold()
+        calls = [
+            harness.call(name, context=context, gives_up=name == "a", tokens=1000)
+            for name, context in zip("ab", contexts, strict=True)
+        ]
+        await harness.llm.until_received(2)
+        harness.bury(RAISED)
+        await harness.until_held(2)
+        llm = harness.start(is_open=False)
+        llm.hold()
+        long_prompts.engine_started(FACTS, lambda: tuple(llm.running))
+        trials = asyncio.create_task(harness.requests.try_suspects(TRIAL_SECONDS))
+        await llm.until_received(1)
+        await long_prompts.give_up_longest()
+        llm.release()
+        assert await trials
+        assert llm.received == ["a", "b"]
+        harness.requests.open()
+        with answered(HostMemoryError):
+            await calls[0]
+        assert not contexts[0].may_be_retried
+        await calls[1]
 
     run_scene(scene)

@@ -99,15 +99,17 @@ class Trials:
             self._seconds_left -= self._clock() - began_seconds
             self._running = None
             self._untried.remove(tried)
-            for request in tried:
+            # One that was refused meanwhile has shown nothing, and no engine gets it any more.
+            wanted = [request for request in tried if request.refusal is None]
+            for request in wanted:
                 if request not in stopped:
                     request.acquit()
                     if len(tried) == 1:
                         request.passed_alone += 1
                         request.passed_tokens = request.reached_tokens + 1
                     self._passed.append(request)
-            if stopped:
-                self._untried.append([*stopped])
+            if again := [request for request in wanted if request in stopped]:
+                self._untried.append(again)
         return True
 
     @property
