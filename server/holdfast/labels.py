@@ -120,7 +120,8 @@ After the gate, and not counted here, refuse: `engine.suspects.blame` (422, what
 too much), `engine.checked_llm` with `patches.parameters`, `patches.tokenizer`, `patches.harmony`,
 `patches.pooling`, `patches.responses`, `patches.templates` and `patches.request_bodies` (400, what
 vLLM does not bound), `patches.adapters` (404, names that lead out of the adapters' directory),
-`patches.answer_parsing` (422, an answer that takes too long to read), and vLLM itself.
+`engine.worker_adapters` (404, an adapter that is gone), `patches.answer_parsing` (422, an answer
+that takes too long to read), and vLLM itself.
 
 After the gate, `api.gate` refuses a request for which `engine.requests.request` or
 `engine.vllm_errors` asks again for capacity. That counts here.

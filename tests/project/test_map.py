@@ -22,6 +22,7 @@ REFUSALS = {
     "GenerationError",
     "GracefulHTTPError",
     "RefusedError",
+    "VLLMNotFoundError",
     "VLLMUnprocessableEntityError",
     "VLLMValidationError",
     "create_error_response",

@@ -143,9 +143,8 @@ class Loras:
         A step that needs any other one loads it, and ends the engine if its files are gone.
         """
         listed = self._models.lora_requests.values() if self._models else ()
-        used = (arguments.get("lora_request") for arguments in self._proxy.requests.arguments())
         found: dict[int, Any] = {}
-        for request in (*listed, *filter(None, used)):
+        for request in (*listed, *self._proxy.adapters.used()):
             found.setdefault(request.lora_int_id, request)
         return list(found.values())
 
@@ -203,7 +202,7 @@ class Loras:
         return self._models is not None and self._models.lora_requests.get(lora.lora_name) is lora
 
     def _is_used(self, lora_id: int) -> bool:
-        return any(uses(one, lora_id) for one in self._proxy.requests.arguments())
+        return any(record.lora_int_id == lora_id for record in self._proxy.adapters.used())
 
     def _as_listed(self, request: Any) -> Lora:
         is_pinned = request.lora_int_id in self._pinned

@@ -180,9 +180,16 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         session = current_request().session
         constraint = getattr(arguments.get("sampling_params"), "structured_outputs", None)
+        adapter = arguments.get("lora_request")
+        if adapter is not None and self._current is not None:
+            self.adapters.require(adapter)
         if session is None and (constraint is None or self.grammars is None):
-            return self.requests.run(method, arguments)
-        return self._run_prepared(session, constraint, method, arguments)
+            outputs = self.requests.run(method, arguments)
+        else:
+            outputs = self._run_prepared(session, constraint, method, arguments)
+        if adapter is not None:
+            self.adapters.note_use(outputs, adapter)
+        return outputs
 
     async def _run_prepared(
         self, session: Session | None, constraint: Any, method: Method, arguments: dict[str, Any]

@@ -164,12 +164,13 @@ class ReplayManager:
         self._wake()
 
     def arguments(self) -> list[Mapping[str, Any]]:
-        """Return the arguments of every request."""
-        return [request.arguments for request in self._requests]
+        """Return the arguments of every request, and of suspects whose clients have left."""
+        return [request.arguments for request in (*self._requests, *self._blame.suspects)]
 
     def refuse(self, matches: Callable[[EngineRequest], bool], error: HoldfastError) -> None:
         """Raise `error` in each request that `matches` accepts, unless the engine in use has it."""
-        for request in self._requests:
+        # A suspect whose client has left is not tried then.
+        for request in (*self._requests, *self._blame.suspects):
             # A client that reads slowly has not noticed yet that the last engine has died.
             is_alive = self._llm is not None and request.generation == self._generation
             if matches(request) and not (request.is_in_engine and is_alive):
@@ -337,7 +338,7 @@ class ReplayManager:
 
     def is_suspect(self, request_id: str) -> bool:
         """Whether the request with this ID runs on its own now, or will be tried on its own."""
-        return self._blame.is_suspect(request_id)
+        return any(request.request_id == request_id for request in self._blame.suspects)
 
     def suspended_seconds(self, key: str) -> float:
         """Return how long a key that has ended several engines must wait; 0 if it need not."""

@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from vllm.exceptions import VLLMNotFoundError
 from vllm.lora.utils import get_adapter_absolute_path
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -42,6 +44,8 @@ class WorkerAdapters:
         self._downloader = ThreadPoolExecutor(DOWNLOADS_AT_ONCE, thread_name_prefix="adapters")
         self._loaded: dict[int, Any] = {}
         """vLLM's record of each adapter that every worker has loaded, by ID."""
+        self._runs = WeakKeyDictionary[Any, Any]()
+        """vLLM's record of the adapter of each request, by the generator of its outputs."""
         self._calls = 0
         self._called_since_seconds = 0.0
         self.on_lost: OnLost = lambda _record, _error: None
@@ -51,6 +55,27 @@ class WorkerAdapters:
         """Whether the engine makes no steps because workers load an adapter, within limits."""
         called_seconds = time.monotonic() - self._called_since_seconds
         return self._calls > 0 and called_seconds < MAX_LOADING_SECONDS
+
+    def require(self, record: Any) -> None:
+        """Raise VLLMNotFoundError, as for an unknown model, if workers do not have an adapter.
+
+        A request may come with one that has been unloaded since its route found it.
+        """
+        if record.lora_int_id not in self._loaded:
+            raise VLLMNotFoundError(f"The model `{record.lora_name}` does not exist.")
+
+    def note_use(self, outputs: Any, record: Any) -> None:
+        """Count an adapter as used until a generator ends, or nobody keeps it any more."""
+        self._runs[outputs] = record
+
+    def used(self) -> list[Any]:
+        """Return the records of the adapters that requests need, also before the engine has them.
+
+        A request may wait for its route, for its grammar, for an engine or for its trial.
+        """
+        runs = [record for outputs, record in self._runs.items() if outputs.ag_frame is not None]
+        given = (arguments.get("lora_request") for arguments in self._requests.arguments())
+        return [*runs, *filter(None, given)]
 
     async def load(
         self, current: Callable[[], Any], record: Any, *, is_stale: bool = False

@@ -7,17 +7,19 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
+from vllm.exceptions import VLLMNotFoundError
 from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from holdfast.engine import loras, maintenance, worker_adapters
@@ -638,6 +640,65 @@ def test_an_adapter_is_taken_from_the_engine_when_nobody_uses_it() -> None:
 
     run(live())
     assert shelf.llm.asked[-1] == ("remove_lora", {"lora_id": 1})
+
+
+class SlowChecker:
+    """Checks a grammar for as long as a test says."""
+
+    def __init__(self) -> None:
+        self.began, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def check(self, _constraint: Any) -> None:
+        self.began.set()
+        await self.goes_on.wait()
+
+
+def asking(shelf: Shelf, lora: LoRARequest) -> AsyncGenerator[Any, None]:
+    """A request of a client that uses an adapter, and a grammar."""
+    parameters = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+    outputs = shelf.proxy.generate({}, parameters, "r", lora_request=lora)
+    return cast("AsyncGenerator[Any, None]", outputs)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_an_adapter_is_used_before_the_engine_has_the_request(*, has_begun: bool) -> None:
+    """While its grammar is checked, and before its route asks for the first output."""
+    shelf = Shelf()
+    shelf.load("a")
+    lora = shelf.models.lora_requests["a"]
+
+    async def live() -> None:
+        checker: Any = SlowChecker()
+        shelf.proxy.grammars = checker
+        outputs = asking(shelf, lora)
+        begun = asyncio.ensure_future(anext(outputs)) if has_begun else None
+        if begun is not None:
+            await checker.began.wait()
+        unloading = asyncio.create_task(shelf.loras.unload("a"))
+        await asyncio.sleep(0.05)
+        assert [what for what, _ in shelf.llm.asked] == ["add_lora"]
+        await shelf.loras.restore()
+        assert [what for what, _ in shelf.llm.asked] == ["add_lora", "add_lora"]
+        if begun is not None:
+            begun.cancel()
+            await asyncio.wait({begun})
+        await outputs.aclose()
+        await unloading
+
+    run(live())
+    assert shelf.llm.asked[-1] == ("remove_lora", {"lora_id": 1})
+
+
+def test_a_request_with_an_adapter_that_the_workers_no_longer_have_is_refused() -> None:
+    """As one for an unknown model. A response that calls tools finds its adapter only once."""
+    shelf = Shelf()
+    shelf.load("a")
+    lora = shelf.models.lora_requests["a"]
+    run(shelf.loras.unload("a"))
+    with pytest.raises(VLLMNotFoundError, match="The model `a` does not exist"):
+        asking(shelf, lora)
+    shelf.proxy.use(None)
+    asking(shelf, lora)  # the next engine loads it, or refuses the request
 
 
 def test_an_adapter_that_is_used_for_long_leaves_the_next_engine_too(

@@ -349,6 +349,29 @@ def test_a_client_that_leaves_does_not_save_its_request_from_a_trial() -> None:
     run_scene(scene)
 
 
+def test_a_suspect_whose_client_has_left_is_refused_like_the_others() -> None:
+    """One whose adapter is gone would end the engine in its trial, and the next one's."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start().hold()
+        calls = [harness.call(name) for name in ("gone", "here")]
+        await harness.llm.until_received(2)
+        calls[0].cancel()
+        await asyncio.wait({calls[0]})
+        harness.bury(RAISED)
+        await harness.until_held(1)
+        known = {arguments["request_id"] for arguments in harness.requests.arguments()}
+        assert known == {"gone", "here"}
+        lost = RequestLostError("The LoRA adapter could not be loaded again.")
+        harness.requests.refuse(lambda request: request.request_id == "gone", lost)
+        assert await harness.try_suspects()
+        assert harness.llm.received == ["here"]
+        harness.requests.open()
+        await calls[1]
+
+    run_scene(scene)
+
+
 def test_a_refused_workspace_is_made_again_once() -> None:
     """The next start reserves what it asked for; if that was not enough, it is a suspect."""
 

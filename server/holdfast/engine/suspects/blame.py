@@ -171,10 +171,10 @@ class Blame:
         self.refuse_untried()
         return True
 
-    def is_suspect(self, request_id: str) -> bool:
-        """Whether the request with this ID is being tried, or will be."""
-        suspects = (*self._trials.tried, *self._trials.untried) if self._trials else ()
-        return any(request.request_id == request_id for request in suspects)
+    @property
+    def suspects(self) -> Sequence[EngineRequest]:
+        """Those that are being tried, or will be, also if their clients have left."""
+        return (*self._trials.tried, *self._trials.untried) if self._trials else ()
 
     def refuse_untried(self) -> None:
         """Refuse the suspects that no trial has acquitted: no engine or time is left for them."""
