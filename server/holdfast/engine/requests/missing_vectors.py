@@ -23,12 +23,10 @@ def fill_missing_vectors(outputs: Iterable[Any], states: Mapping[str, Any]) -> l
     """
     failed = []
     for output in outputs:
-        state = states.get(output.request_id)
-        if state is None or state.detokenizer is not None:
-            continue
         if output.finish_reason is None or output.pooling_output is not None:
             continue
-        if output.mm_cache_miss_hashes:
+        state = states.get(output.request_id)
+        if state is None or state.detokenizer is not None or output.mm_cache_miss_hashes:
             continue
         output.pooling_output = torch.empty(0)
         if output.finish_reason == FinishReason.ERROR:
