@@ -123,7 +123,8 @@ def test_requests_that_wait_for_each_other_have_the_time_of_all(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is sent with seven others may be the last to be computed."""
-    stream, known = Target.stream, {}
+    stream = Target.stream
+    known: Known = {}
     if name == "own_tasks":
         tasks = tuple(Task(number, f"{number}?", "4") for number in range(8))
     else:
