@@ -44,6 +44,8 @@ READ_IN_BOTH = {
     "vllm.config.vllm:VllmConfig.use_v2_model_runner": "asked, and not changed",
     f"{_CHAT}ResponseStreamChoice": "a field of the last chunk, which its own model writes",
     f"{_CHAT}StreamResponse": "a field in each chunk, so that vLLM's own model writes them all",
+    "vllm.distributed.device_communicators.shm_broadcast:SpinCondition.record_read": "looks at its "
+    "socket itself, so ours leaves it alone",
     "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.message_stream_converter": "tells "
     "the error itself; ours passes its objects on",
     "vllm.entrypoints.generate.beam_search.online:BeamSearchOnlineMixin.beam_search": "sorts beams "

@@ -133,6 +133,32 @@ def _finalize_nothing(_config: Any) -> None:
     """vLLM's `finalize_loading` for a function that is complete once it is loaded."""
 
 
+def read_notifications() -> None:
+    """Have this process free the notifications that its message queues get while it is busy.
+
+    The reader of such a queue looks at its socket only after a second without a message
+    (`SpinCondition.wait`, 0.32). The socket keeps one notification, but ZeroMQ tells it of many, and
+    keeps 40 bytes for each until it looks. From 0.33 on, it also looks every other second.
+    """
+    if not fits("patches.engine.read_notifications"):
+        return
+    import zmq  # noqa: PLC0415 - as above
+    from vllm.distributed.device_communicators import shm_broadcast  # noqa: PLC0415 - as above
+
+    if hasattr(shm_broadcast, "SHM_NOTIFY_POLL_INTERVAL_S"):
+        return
+    condition_type = shm_broadcast.SpinCondition
+    record_as_vllm = original(condition_type, "record_read")
+
+    def record_read(condition: Any) -> None:
+        before_seconds = condition.last_read
+        record_as_vllm(condition)
+        if int(condition.last_read) != int(before_seconds):
+            condition.local_notify_socket.get(zmq.EVENTS)
+
+    replace(condition_type, "record_read", record_read)
+
+
 def mark_nan_rows(vllm_config: Any) -> None:
     """Have this process's model runner mark a request with a NaN in its logits, not count its NaNs.
 

@@ -25,6 +25,7 @@ from holdfast.patches.engine import (
     find_weight_cache,
     keep_builds,
     mark_nan_rows,
+    read_notifications,
     withhold_unused_seeds,
 )
 from holdfast.patches.grammars import bound_grammars
@@ -84,6 +85,7 @@ def _install(spec: WorkspaceSpec) -> None:
     if not hasattr(WorkerWrapperBase, "holdfast_hooks"):
         WorkerWrapperBase.holdfast_hooks = None
         accept_plain_functions()
+        read_notifications()
         resume_answers()
         keep_media_in_front_end()
         bound_grammars(spec.grammar_seconds)
