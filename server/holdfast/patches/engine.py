@@ -137,8 +137,8 @@ def read_notifications() -> None:
     """Have this process free the notifications that its message queues get while it is busy.
 
     The reader of such a queue looks at its socket only after a second without a message
-    (`SpinCondition.wait`, 0.32). The socket keeps one notification, but ZeroMQ tells it of many, and
-    keeps 40 bytes for each until it looks. From 0.33 on, it also looks every other second.
+    (`SpinCondition.wait`, 0.32). The socket keeps one notification, but ZeroMQ keeps 40 bytes for
+    each that comes until the reader looks. From 0.33 on, it also looks every other second.
     """
     if not fits("patches.engine.read_notifications"):
         return
