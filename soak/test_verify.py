@@ -35,10 +35,6 @@ FULL_SECONDS = 3 * 3600.0
 READY_SECONDS = 600.0
 ADMIN_KEY = "of-an-operator"
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
-STEADY_HEAP = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-"""The default of glibc, which no longer rises once it is set. Otherwise it follows the tensors of a
-CPU engine to 32 MiB, and then the heap keeps what they leave, more of it every minute
-(https://man7.org/linux/man-pages/man3/mallopt.3.html)."""
 PROGRAMS = {"survive.guidellm": clients.GUIDELLM, "survive.aiperf": clients.AIPERF}
 """What is not made where its program is not installed."""
 MET = {check.full_name for check in oracle.comparing.CHECKS}
@@ -48,8 +44,7 @@ MET = {check.full_name for check in oracle.comparing.CHECKS}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The demo, with the weights that the package has."""
     flags = (*SMALL, *TOOLS, f"--admin-api-key={ADMIN_KEY}")
-    directory = tmp_path_factory.mktemp("served")
-    with running(directory, "--demo", *flags, environment=STEADY_HEAP) as found:
+    with running(tmp_path_factory.mktemp("served"), "--demo", *flags) as found:
         found.until_ready(deadline_seconds=READY_SECONDS)
         yield found
 
