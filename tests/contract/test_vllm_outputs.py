@@ -23,7 +23,11 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.input_processor import InputProcessor
-from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.engine.output_processor import (
+    EMPTY_CPU_TENSOR,
+    OutputProcessor,
+    RequestOutputCollector,
+)
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
 from holdfast.engine.outputs import VllmOutputs
@@ -114,8 +118,9 @@ def test_what_gives_a_request_up(reason: str | None, is_abort: bool) -> None:
 @pytest.mark.parametrize(
     ("data", "error", "is_abort"),
     [
-        (torch.empty(0), None, True),
-        (torch.empty(0), RequestError("multimodal_cache_miss", "It is gone.", True), False),
+        (EMPTY_CPU_TENSOR, None, True),
+        (EMPTY_CPU_TENSOR, RequestError("multimodal_cache_miss", "It is gone.", True), False),
+        (torch.ones(2, 1)[1:][:-1].squeeze(-1), None, False),
         (torch.ones(4), None, False),
         (torch.empty(0, 4), None, False),
         (torch.zeros(()), None, False),
@@ -124,7 +129,7 @@ def test_what_gives_a_request_up(reason: str | None, is_abort: bool) -> None:
 def test_an_aborted_pooling_request_has_an_empty_vector(
     data: torch.Tensor, error: RequestError | None, *, is_abort: bool
 ) -> None:
-    """No finish reason tells it. A prompt without a step to score has an answer of no rows."""
+    """No finish reason tells it. BGE-M3 answers an empty text with an empty vector as well."""
     output: Any = PoolingRequestOutput("embd-1", PoolingOutput(data), [1, 2], 0, True, error=error)
     assert OUTPUTS.is_abort(output) is is_abort
     assert OUTPUTS.is_answer(output) is not is_abort

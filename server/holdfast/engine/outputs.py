@@ -18,6 +18,7 @@ from vllm import envs
 from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.engine.output_processor import EMPTY_CPU_TENSOR
 
 from holdfast.engine.checked_llm import UnsentError
 from holdfast.engine.requests.continuation import ContinuedPrompt
@@ -251,13 +252,13 @@ def _completions(output: Any) -> tuple[Any, ...]:
 
 
 def _is_without_vector(output: Any) -> bool:
-    """Whether a pooling request was aborted: vLLM says so only with an empty vector (0.32).
+    """Whether a pooling request was aborted: vLLM says so only with this empty vector (0.32, 0.33).
 
-    A matrix without rows is an answer, that to a prompt without a step to score. What comes with an
-    error was not aborted.
+    Another one is an answer, as that of some models to an empty text. What comes with an error was
+    not aborted.
     """
     data = getattr(getattr(output, "outputs", None), "data", None)
-    return getattr(data, "shape", None) == (0,) and getattr(output, "error", None) is None
+    return data is EMPTY_CPU_TENSOR and getattr(output, "error", None) is None
 
 
 def _is_sent_in_part(prompt: Any) -> bool:

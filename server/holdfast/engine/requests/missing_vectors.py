@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-import torch
 from vllm.exceptions import GracefulHTTPError
 from vllm.v1.engine import FinishReason
+from vllm.v1.engine.output_processor import EMPTY_CPU_TENSOR
 
 
 def fill_missing_vectors(outputs: Iterable[Any], states: Mapping[str, Any]) -> list[Any]:
@@ -28,7 +28,7 @@ def fill_missing_vectors(outputs: Iterable[Any], states: Mapping[str, Any]) -> l
         state = states.get(output.request_id)
         if state is None or state.detokenizer is not None or output.mm_cache_miss_hashes:
             continue
-        output.pooling_output = torch.empty(0)
+        output.pooling_output = EMPTY_CPU_TENSOR
         if output.finish_reason == FinishReason.ERROR:
             failed.append(state)
     return failed
