@@ -107,29 +107,6 @@ def test_without_a_guard_a_gb10_keeps_as_much_as_any_gpu(
         assert growth_limit_bytes() == memory.available_bytes - MARGIN_BYTES
 
 
-@pytest.mark.parametrize("is_integrated", [True, False])
-def test_what_the_host_has_lost_since_the_lock_is_not_granted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_integrated: bool
-) -> None:
-    """Where the device takes its memory from it: the limit is what was free at the lock."""
-    memory = FakeMemory(is_integrated=is_integrated)
-    memory.install(monkeypatch)
-    with followed(tmp_path, monkeypatch, floor_bytes=2 * MIB, kept_host_bytes=KEPT_BYTES) as worker:
-        start(worker)
-        memory.available_bytes = KEPT_BYTES + 100 * MIB
-        if is_integrated:
-            refusal = (
-                "Growth was refused: it needs 101.00 MB of the host's memory, which has 4708.00 MB "
-                "available and keeps 4608.00 MB."
-            )
-            with pytest.raises(AssertionError, match=refusal):
-                view(manager(), 101 * MIB)
-        else:
-            view(manager(), 101 * MIB)
-        assert view(manager(), 100 * MIB).numel() == 100 * MIB
-    assert stats(tmp_path).rejections["scratch"] == is_integrated
-
-
 def test_a_rank_that_may_no_longer_grow_reports_no_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

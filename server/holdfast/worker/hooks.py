@@ -35,11 +35,10 @@ from holdfast.worker.step_requests import StepRequests
 from holdfast.worker.steps import StepTracker
 from holdfast.workspace.manager import WorkspaceManager, bound_class
 from holdfast.workspace.memory_ledger import (
-    MARGIN_BYTES,
     MemoryLedger,
     as_table,
     is_unified_memory,
-    unified_memory,
+    kept_bytes,
 )
 from holdfast.workspace.plan import (
     GrowthPolicy,
@@ -316,11 +315,10 @@ class WorkerHooks:
         manager = self._manager
         sizes = manager.slot_sizes()
         wanted_bytes = growth_limit_bytes(self._spec.growth_limit_bytes, sizes)
-        host = unified_memory(self._worker.device, self._spec.kept_host_bytes)
-        kept_bytes = MARGIN_BYTES if host is None else host.kept_bytes
-        free_bytes = self._ledger.growable_bytes(kept_bytes)
+        kept = kept_bytes(self._worker.device, self._spec.kept_host_bytes)
+        free_bytes = self._ledger.growable_bytes(kept)
         limit_bytes = self._smallest(min(wanted_bytes, free_bytes), Subject.GROWTH_LIMIT)
-        manager.lock(limit_bytes, host)
+        manager.lock(limit_bytes=limit_bytes)
         self._agreed_limit_bytes = limit_bytes
         self._report_growth_limit()
 

@@ -59,33 +59,11 @@ class GrowthRule:
         return rounded_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class UnifiedMemory:
-    """The host's memory, where what a device takes is taken from it."""
-
-    available_bytes: Callable[[], int]
-    """Reads how much is available now."""
-    kept_bytes: int
-    """What has to stay available."""
-
-    def reason_against(self, more_bytes: int) -> str:
-        """Return why the host cannot give `more_bytes` now; empty if it can."""
-        available_bytes = self.available_bytes()
-        if available_bytes - more_bytes >= self.kept_bytes:
-            return ""
-        return (
-            f"it needs {more_bytes / MIB:.2f} MB of the host's memory, which has "
-            f"{available_bytes / MIB:.2f} MB available and keeps {self.kept_bytes / MIB:.2f} MB"
-        )
-
-
 class GrowthGate:
     """Decides about every growth, from the rule and what is held now."""
 
     def __init__(self, accounting: WorkspaceAccounting, is_capturing: Callable[[], bool]) -> None:
         self.rule = GrowthRule()
-        self.host: UnifiedMemory | None = None
-        """What a growth takes from the host, if its limit applies; None with memory of its own."""
         self.is_bound = False
         """Whether the policy was chosen; otherwise all is refused that vLLM's manager refuses."""
         self.is_capturing = is_capturing
@@ -103,17 +81,12 @@ class GrowthGate:
         warm-up skips what only a real step uses, and no reservation can make it.
         """
         is_unrestricted = is_first_use and self.is_bound and not self.accounting.is_sealed
-        reason = self.rule.reason_against(
+        return self.rule.reason_against(
             self.accounting.held_bytes + more_bytes,
             is_locked=self.accounting.is_locked and not is_unrestricted,
             is_sealed=self.accounting.is_sealed,
             is_capturing=self.is_capturing(),
         )
-        is_limited = self.accounting.is_locked and self.accounting.is_sealed
-        if reason or self.host is None or not is_limited:
-            return reason
-        # Other processes may have taken what was free at the lock.
-        return self.host.reason_against(more_bytes)
 
     def size_bytes(self, required_bytes: int) -> int:
         """Return the size of a buffer for `required_bytes`; during warm-up exactly that."""

@@ -18,7 +18,7 @@ from vllm.v1.worker import workspace as vllm_workspace
 
 from holdfast.workspace.accounting import RetainedMemory, WorkspaceAccounting
 from holdfast.workspace.buffers import Allocator, ScratchBuffers, TensorSpec
-from holdfast.workspace.growth import GrowthGate, UnifiedMemory
+from holdfast.workspace.growth import GrowthGate
 from holdfast.workspace.plan import (
     RESERVE_GRANULE_BYTES,
     GrowthPolicy,
@@ -154,11 +154,10 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
         """Whether buffers may no longer be freed."""
         return self.accounting.is_sealed
 
-    def lock(self, limit_bytes: int | None = None, host: UnifiedMemory | None = None) -> None:
+    def lock(self, limit_bytes: int | None = None) -> None:
         """Let growth follow the policy from now on; `limit_bytes` overrides the limit of `bind`.
 
-        Whatever the limit, `host` must be able to give what a growth takes, if that is given.
-        Locking a locked manager again changes only these two, if they are given.
+        Locking a locked manager again changes only the limit, if one is given.
         """
         rule = self._gate.rule
         with self._gate.changing:
@@ -169,8 +168,6 @@ class WorkspaceManager(vllm_workspace.WorkspaceManager):  # type: ignore[misc]  
                 rule.limit_bytes = growth_limit_bytes(self._given_limit_bytes, self.slot_sizes())
             if limit_bytes is not None:
                 rule.limit_bytes = limit_bytes
-            if host is not None:
-                self._gate.host = host
             super().lock()
             self.accounting.set_lock(is_sealed=self.is_sealed, is_locked=True)
 

@@ -19,7 +19,6 @@ from vllm.utils.mem_utils import MemorySnapshot
 
 from holdfast.labels import MEMORY_KINDS, MemoryKind
 from holdfast.workspace.accounting import tensor_bytes
-from holdfast.workspace.growth import UnifiedMemory
 from holdfast.workspace.plan import MIB
 from holdfast.workspace.stats import StatsWriter
 
@@ -86,12 +85,9 @@ def is_unified_memory(device: torch.device) -> bool:
     return device.type == "cpu" or bool(current_platform.is_integrated_gpu(device.index))
 
 
-def unified_memory(device: torch.device, kept_host_bytes: int) -> UnifiedMemory | None:
-    """Return the host's memory if filling that of the device fills it; else None."""
-    if not is_unified_memory(device):
-        return None
-    kept_bytes = max(MARGIN_BYTES, kept_host_bytes)
-    return UnifiedMemory(lambda: read_device(device).free_bytes, kept_bytes)
+def kept_bytes(device: torch.device, kept_host_bytes: int) -> int:
+    """Return what growth leaves free on the device, if a host is to keep `kept_host_bytes`."""
+    return max(MARGIN_BYTES, kept_host_bytes) if is_unified_memory(device) else MARGIN_BYTES
 
 
 class MemoryLedger:
