@@ -181,8 +181,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         session = current_request().session
         constraint = getattr(arguments.get("sampling_params"), "structured_outputs", None)
         adapter = arguments.get("lora_request")
-        if adapter is not None and self._current is not None:
-            self.adapters.require(adapter)
+        self._require_adapter(adapter)
         if session is None and (constraint is None or self.grammars is None):
             outputs = self.requests.run(method, arguments)
         else:
@@ -198,10 +197,16 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
             # Checked before the engine has the request: the time does not count as the engine's.
             if constraint is not None and self.grammars is not None:
                 await self.grammars.check(constraint)
+            self._require_adapter(arguments.get("lora_request"))  # it may have gone meanwhile
             run = cast("AsyncGenerator[Any, None]", self.requests.run(method, arguments))
             async with aclosing(run) as outputs:
                 async for output in outputs:
                     yield output
+
+    def _require_adapter(self, record: Any) -> None:
+        """Raise VLLMNotFoundError if an engine serves, and lacks the adapter of a request."""
+        if record is not None and self._current is not None:
+            self.adapters.require(record)
 
     @property
     def output_processor(self) -> Any:

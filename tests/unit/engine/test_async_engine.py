@@ -689,6 +689,22 @@ def test_an_adapter_is_used_before_the_engine_has_the_request(*, has_begun: bool
     assert shelf.llm.asked[-1] == ("remove_lora", {"lora_id": 1})
 
 
+def test_an_adapter_that_is_gone_once_a_grammar_is_checked_is_in_no_step() -> None:
+    """It may be lost with an engine that dies during the check."""
+    shelf = Shelf()
+    shelf.load("a")
+    lora = shelf.models.lora_requests["a"]
+
+    class Losing:
+        async def check(self, _constraint: object) -> None:
+            shelf.proxy.adapters._loaded.clear()
+
+    checker: Any = Losing()
+    shelf.proxy.grammars = checker
+    with pytest.raises(VLLMNotFoundError, match="The model `a` does not exist"):
+        run(anext(asking(shelf, lora)))
+
+
 def test_a_request_with_an_adapter_that_the_workers_no_longer_have_is_refused() -> None:
     """As one for an unknown model. A response that calls tools finds its adapter only once."""
     shelf = Shelf()
