@@ -364,7 +364,7 @@ async def _reason_during(
     reason = _looks(heartbeat, clock, int(2 * TIMEOUT_SECONDS))
     pending.cancel()
     await asyncio.wait({pending})
-    assert not proxy.requests.aborts.are_steps_due
+    assert proxy.requests.aborts.stops_steps == proxy.requests.aborts.is_paused
     return reason
 
 
@@ -391,6 +391,21 @@ def test_an_engine_that_answers_no_pause_may_stall(
     """It makes steps until it has paused, and again once it is told to go on."""
     reason = asyncio.run(_reason_during(Pausable(), Patient(hangs=False), calls))
     assert "finished no step" in reason
+
+
+def test_a_call_that_is_refused_does_not_hide_a_pause_that_hangs() -> None:
+    """As a resume that comes while the pause is in flight."""
+
+    async def live() -> bool:
+        aborts = EngineProxy().requests.aborts
+        aborts.is_paused = True
+        with aborts.steps_due_after(0.0):
+            await asyncio.sleep(0.05)
+            with aborts.steps_due_after(0.0):
+                await asyncio.sleep(0.05)
+            return aborts.stops_steps
+
+    assert not asyncio.run(live())
 
 
 @pytest.mark.parametrize("calls", [(_sleep,), (_sleep, _wake)])

@@ -24,15 +24,15 @@ class Aborts:
         self._requests = requests
         self.is_paused = False
         """Whether the engine was told to stop scheduling or to sleep, so any abort is expected."""
-        self.are_steps_due = False
-        """Whether it makes steps all the same: it has not paused yet, or was told to go on."""
+        self._overdue_calls = 0
+        """How many calls that pause or resume it are pending, in which it should make steps."""
         self.on_unexpected: Callable[[], None] = lambda: None
         """Called when the engine aborts a request that it was not asked to abort."""
 
     @property
     def stops_steps(self) -> bool:
         """Whether the engine makes no steps because it is paused or asleep."""
-        return self.is_paused and not self.are_steps_due
+        return self.is_paused and not self._overdue_calls
 
     @contextmanager
     def steps_due_after(self, seconds: float) -> Iterator[None]:
@@ -40,12 +40,19 @@ class Aborts:
 
         They are due once the call has taken this long.
         """
-        due = asyncio.get_running_loop().call_later(seconds, setattr, self, "are_steps_due", True)
+        is_due = False
+
+        def become_due() -> None:
+            nonlocal is_due
+            is_due = True
+            self._overdue_calls += 1
+
+        timer = asyncio.get_running_loop().call_later(seconds, become_due)
         try:
             yield
         finally:
-            due.cancel()
-            self.are_steps_due = False
+            timer.cancel()
+            self._overdue_calls -= is_due
 
     def allowed(self, request_ids: Iterable[str]) -> Iterable[str]:
         """Return those that the running task may have aborted: a client only what it asked for.
