@@ -44,6 +44,7 @@ BEYOND_STANDARD = {
 @pytest.fixture(scope="module")
 def quick(demo: Server, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """What README has a user start."""
+    demo.until(lambda: demo.status["configuration"]["files"], "the files of the model")
     directory = tmp_path_factory.mktemp("quick")
     return asyncio.run(verified_at(demo.url, directory, deadline_seconds=RUN_DEADLINE_SECONDS))
 
@@ -83,6 +84,13 @@ def test_every_check_of_standard_passes(standard: Run) -> None:
 def test_what_a_user_starts_passes(quick: Run) -> None:
     """The command runs every check of its profile, and says so in a report of its own schema."""
     require_passed(quick, BEYOND_TRAINED_WEIGHTS)
+
+
+def test_the_report_names_what_was_verified(demo: Server, quick: Run) -> None:
+    """What the server says of itself: image, versions, flags, fingerprint, files and the proof."""
+    told = quick.report["server"]
+    assert told["configuration"] == demo.status["configuration"]
+    assert told["holdfast"]["proof"]["proven_tokens"] == demo.status["probe"]["proven_tokens"]
 
 
 def test_what_a_user_records_is_met(demo: Server, standard: Run) -> None:

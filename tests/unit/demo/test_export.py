@@ -52,6 +52,11 @@ in_package = pytest.mark.skipif(
 )
 
 
+def test_the_package_has_trained_weights() -> None:
+    """Without them README's first answer is nonsense, and what needs them is skipped."""
+    assert is_trained()
+
+
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training of two steps, to its end."""

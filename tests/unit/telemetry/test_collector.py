@@ -25,6 +25,7 @@ from holdfast.labels import (
     REFUSAL_REASONS,
     TOOL_CALL_DEFECTS,
     BaselineCheck,
+    ToolCallDefect,
 )
 from holdfast.lifecycle.states import State
 from holdfast.records import (
@@ -363,7 +364,8 @@ def test_every_reason_of_a_loss_counts_from_the_beginning() -> None:
     assert counts == {**dict.fromkeys(LOSS_REASONS, 0), "stream_broken": 2}
 
 
-def test_every_defect_of_a_tool_call_counts_from_the_beginning() -> None:
+@pytest.mark.parametrize("broken", TOOL_CALL_DEFECTS)
+def test_every_defect_of_a_tool_call_counts_from_the_beginning(broken: ToolCallDefect) -> None:
     """Each call counts once, and a broken one under its defect, too."""
     server = Server(a_status())
     names = {
@@ -371,11 +373,12 @@ def test_every_defect_of_a_tool_call_counts_from_the_beginning() -> None:
     }
     assert names == dict.fromkeys(TOOL_CALL_DEFECTS, 0)
     assert server.value("tool_calls_total") == 0
-    for defect in (None, "unknown_name", None):
+    for defect in (None, broken, None):
         server.counters.tool_calls.count(defect)
     assert server.value("tool_calls_total") == 3
-    assert server.value("broken_tool_calls_total", reason="unknown_name") == 1
-    assert server.value("broken_tool_calls_total", reason="invalid_json") == 0
+    for name in TOOL_CALL_DEFECTS:
+        counted = server.value("broken_tool_calls_total", reason=name)
+        assert counted == (1 if name == broken else 0)
 
 
 def test_each_comparison_with_the_baseline_has_its_result() -> None:
