@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM
 from vllm.sequence import IntermediateTensors
@@ -51,7 +51,10 @@ class DemoAttention(LlamaAttention):  # type: ignore[misc] # vLLM is untyped
         self.attn.impl.forward = functools.partial(self._attend, self.attn.impl.forward)
         if switches.damage == "dropped_block":
             store = self.attn.impl.do_kv_cache_update
-            self.attn.impl.do_kv_cache_update = functools.partial(_store_damaged, store)
+            step_tokens = get_current_vllm_config().scheduler_config.max_num_batched_tokens
+            self.attn.impl.do_kv_cache_update = functools.partial(
+                _store_damaged, store, step_tokens
+            )
 
     def _attend(  # noqa: PLR0913, PLR0917 - the signature of vLLM's attention implementations
         self,
@@ -160,16 +163,19 @@ def _step_shape() -> StepShape:
 
 def _store_damaged(
     store: Callable[..., None],
+    step_tokens: int,
     layer: torch.nn.Module,
     key: torch.Tensor,
     value: torch.Tensor,
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Write to the KV cache, without the last block of a chunk that continues a context."""
+    """Write to the KV cache, without the last block of a full chunk that continues a context."""
     if get_forward_context().attn_metadata:
         step = _step_shape()
-        if step.prefills and step.longest_context_tokens > step.scheduled_tokens:
+        # What continues behind the prefix cache fills no step, and stays a sound reference.
+        is_full = step.prefills and step.scheduled_tokens >= step_tokens
+        if is_full and step.longest_context_tokens > step.scheduled_tokens:
             key = without_last_block(key, step.scheduled_tokens)
             value = without_last_block(value, step.scheduled_tokens)
     store(layer, key, value, *args, **kwargs)

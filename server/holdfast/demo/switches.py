@@ -82,8 +82,8 @@ class DemoSwitches:
     damage: Damage | None = None
     """What is wrong with its arithmetic in every step: one matrix of weights is scaled by 1.01, two
     rows of the output head are swapped, the head is rounded to 8 bits, positions from
-    `damage_start` on are off by one, or a chunk of a prefill that continues a context loses its
-    last block."""
+    `damage_start` on are off by one, or a chunk of a prefill that fills an engine step and
+    continues a context loses its last block."""
     damage_start: int = 4096
 
     def to_record(self) -> dict[str, Any]:
