@@ -72,8 +72,11 @@ class Lingering(Completing):
     """Ends a request some time after its client has left."""
 
     lingering_seconds = 0.4
+    lingering_each = 1
+    """Of so many requests whose clients have left, one ends late."""
     first_seconds = 0.0
     """Until a stream begins."""
+    _abandoned = 0
 
     async def _events(self, parts: Iterator[Body], *, is_chat: bool) -> AsyncIterator[bytes]:
         await asyncio.sleep(self.first_seconds)
@@ -83,7 +86,8 @@ class Lingering(Completing):
                 yield event
             is_whole = True
         finally:
-            if not is_whole:
+            self._abandoned += not is_whole
+            if not is_whole and self._abandoned % self.lingering_each == 0:
                 self._running += 1
                 asyncio.get_running_loop().call_later(self.lingering_seconds, self._end)
 
@@ -132,6 +136,7 @@ def test_another_clients_request_is_not_blamed(
     """It began after the count, and runs on when the clients have left, or even for long."""
     monkeypatch.setattr(leaving, "_ABORTED_SECONDS", 0.4)
     monkeypatch.setattr(leaving, "_FREED_SECONDS", 2.0)
+    monkeypatch.setattr(leaving, "_SETTLED_SECONDS", 0.5)
     made = left(Visited(1.5, is_lasting=is_lasting))
     assert made.status is CheckStatus.PASSED, made.reason
 
@@ -142,10 +147,16 @@ class NeverFreeing(Lingering):
     lingering_seconds = 3600.0
 
 
-def test_requests_that_never_end_are_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lingering_each", [1, 4])
+def test_requests_that_never_end_are_blamed(
+    lingering_each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of the first attempt are not another client's in the second one."""
     monkeypatch.setattr(leaving, "_FREED_SECONDS", 0.5)
-    made = left(NeverFreeing())
+    monkeypatch.setattr(leaving, "_SETTLED_SECONDS", 0.5)
+    app = NeverFreeing()
+    app.lingering_each = lingering_each
+    made = left(app)
     assert made.status is CheckStatus.FAILED, made.reason
     assert "requests still run" in made.reason
 
@@ -164,6 +175,36 @@ def test_requests_that_go_on_are_seen_where_others_wait_for_them() -> None:
     """They are counted before anything else is asked for."""
     made = left(SingleSlot(WRITTEN))
     assert made.status is CheckStatus.FAILED, made.reason
+
+
+class Queueing(Completing):
+    """Writes one stream at a time."""
+
+    def __init__(self, defect: Defect) -> None:
+        super().__init__(defect)
+        self.token_seconds = TOKEN_SECONDS / 3
+
+    async def _events(self, parts: Iterator[Body], *, is_chat: bool) -> AsyncIterator[bytes]:
+        while self._running:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+        async for event in super()._events(parts, is_chat=is_chat):
+            yield event
+
+
+@pytest.mark.parametrize(
+    ("app", "limit_seconds"),
+    [(Queueing(WRITTEN), 0.3), (Completing(WRITTEN).owned_by("vllm"), 1.5)],
+    ids=("one slot", "vLLM"),
+)
+def test_answers_that_outlast_the_wait_hide_none_that_come_later(
+    app: OpenAIDouble, limit_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They end by themselves while clients leave once more."""
+    monkeypatch.setattr(leaving, "_FREED_SECONDS", limit_seconds)
+    monkeypatch.setattr(leaving, "_GAUGED_SECONDS", limit_seconds)
+    made = left(app)
+    assert made.status is CheckStatus.FAILED, made.reason
+    assert "requests still run" in made.reason
 
 
 class HoldingGauges(Lingering):

@@ -41,6 +41,8 @@ _ABORTED_SECONDS = 5.0
 """vLLM ends a request at its next step, however long the answer would take."""
 _EARLY_END_SHARE = 2 / 3
 """Of the time that an answer takes: requests that end by then did not end by themselves."""
+_SETTLED_SECONDS = 600.0
+"""The longest wait for requests of clients that left: both APIs have to fit into the deadline."""
 _TELLING_SECONDS = 1.0
 """A busy client may find requests ended as late as this, though the server has ended them."""
 _TELLING_OTHERS_SECONDS = 5.0
@@ -78,8 +80,6 @@ class _Wait:
     """Whether other clients also had requests."""
     may_lag: bool
     """Whether a gauge may be that of an engine to which none of the later requests went."""
-    left_running: float
-    """How many still run if it is each of them; 0 where some may be another client's."""
 
 
 async def client_leaves(trial: Trial) -> None:
@@ -102,29 +102,50 @@ async def _judge_leaving(trial: Trial, path: str, body: dict[str, Any]) -> None:
             trial.warn(_UNCOUNTED)
         return
     pace = await _measured_pace(trial, path, body)
-    wait = await _left(trial, path, body, before)
+    fresh = None if trial.server.is_vllm else await _fresh_requests(trial, ask_for_one)
+    before = before if fresh is None else fresh
+    await _leave(trial, path, body)
+    wait = await _wait_until_freed(trial, before, 0.0, ask_for_one)
     if _fault_in(wait, pace, trial):
         # Another client's request may have begun meanwhile; a server that goes on does it again.
-        again = await _requests_before(trial)
-        if again is None:
-            raise InconclusiveError(_LOST_COUNT)
-        wait = await _left(trial, path, body, again, wait.left_running)
+        again = await _settled_requests(trial, before, pace, ask_for_one)
+        own = again - before if again <= before + _LEAVING else 0.0
+        await _leave(trial, path, body)
+        wait = await _wait_until_freed(trial, again, own, ask_for_one)
     _judge_wait(trial, path, wait, pace)
     await ask_for_one()
 
 
-async def _left(
-    trial: Trial, path: str, body: dict[str, Any], before: float, own: float = 0.0
-) -> _Wait:
-    """What comes of the requests whose clients leave now, beside `own` ones of those before."""
-    ask_for_one = partial(trial.post, path, {**body, "max_tokens": 1})
-    if not trial.server.is_vllm:
-        await ask_for_one()
+async def _settled_requests(
+    trial: Trial, before: float, pace: _Pace, refresh: Callable[[], Awaitable[object]]
+) -> float:
+    """How many requests there are once those whose clients left can have ended by themselves.
+
+    One that ends only while others are judged would hide that one of those goes on.
+
+    Raises:
+        InconclusiveError: the server does not say how many there are.
+    """
+    limit_seconds = min(_LEAVING * pace.whole_seconds, _SETTLED_SECONDS)
+    began_seconds = time.monotonic()
+    while True:
+        waited_seconds = time.monotonic() - began_seconds
+        now = await _fresh_requests(trial, refresh)
+        if now is not None and now <= before:
+            return now
+        if waited_seconds > limit_seconds:
+            if now is None:
+                raise InconclusiveError(_LOST_COUNT)
+            return now
         await asyncio.sleep(_POLL_SECONDS)
-        told = (await _told_now(trial)).requests
-        before = before if told is None else told
-    await _leave(trial, path, body)
-    return await _wait_until_freed(trial, before, own, time.monotonic(), ask_for_one)
+
+
+async def _fresh_requests(trial: Trial, refresh: Callable[[], Awaitable[object]]) -> float | None:
+    """How many requests the server has now; None if it does not say."""
+    if not trial.server.is_vllm:
+        await refresh()
+        await asyncio.sleep(_POLL_SECONDS)
+    return (await _told_now(trial)).requests
 
 
 async def _leave(trial: Trial, path: str, body: dict[str, Any]) -> None:
@@ -157,15 +178,17 @@ async def _wait_until_freed(
     trial: Trial,
     before: float,
     own: float,
-    left_at_seconds: float,
     refresh: Callable[[], Awaitable[object]],
 ) -> _Wait:
     """Wait until the server has no more requests than before, or for too long.
+
+    The clients have just left. `own` of the requests before may be those of clients that left then.
 
     vLLM counts at each step, so it is asked for nothing else: where it has room for one request, an
     answer would come only after those whose clients left.
     """
     limit_seconds = _FREED_SECONDS if trial.server.holdfast else _GAUGED_SECONDS
+    left_at_seconds = time.monotonic()
     refreshed_seconds = ran_seconds = most = 0.0
     refreshes_at_seconds = _REFRESHED_FROM_SECONDS
     while True:
@@ -182,8 +205,7 @@ async def _wait_until_freed(
                 raise InconclusiveError(_LOST_COUNT)
             has_others = before > own or most > before + _LEAVING
             may_lag = told.engines > 1 and not trial.server.is_vllm
-            left_running = now - before if now == before + _LEAVING else 0.0
-            return _Wait(ran_seconds, waited_seconds, is_freed, has_others, may_lag, left_running)
+            return _Wait(ran_seconds, waited_seconds, is_freed, has_others, may_lag)
         if not trial.server.is_vllm and asked_seconds >= refreshes_at_seconds:
             refreshed_seconds = time.monotonic() - left_at_seconds
             await refresh()
