@@ -11,7 +11,7 @@ from double_limits import EVERY, LimitedDouble
 from holdfast.verify import runner
 from holdfast.verify.answers import MalformedError
 from holdfast.verify.baseline import Baseline, Score
-from holdfast.verify.check import Check
+from holdfast.verify.check import Check, deadline_seconds_of
 from holdfast.verify.checks import ALL
 from holdfast.verify.checks.oracle import comparing
 from holdfast.verify.options import Options
@@ -24,7 +24,7 @@ from holdfast.verify.records import (
     equal_to,
 )
 from holdfast.verify.runner import judge
-from holdfast.verify.target import NoAnswerError
+from holdfast.verify.target import PATIENT_SECONDS, NoAnswerError
 from holdfast.verify.tasks import Task
 from holdfast.verify.trial import (
     CHAT,
@@ -237,6 +237,12 @@ def test_a_check_that_its_answers_delay_is_inconclusive() -> None:
     made = outcome(asks, deadline_seconds=0.3)
     assert made.status is CheckStatus.INCONCLUSIVE, made.reason
     assert made.reason == "it took more than 0 s, though the server answered"
+
+
+@pytest.mark.parametrize("check", ALL, ids=lambda check: check.full_name)
+def test_no_check_ends_before_a_request_that_hangs_fails_it(check: Check) -> None:
+    """Even if the last answer before it took as long as any may."""
+    assert deadline_seconds_of(check, Options()) > 2 * PATIENT_SECONDS
 
 
 def test_a_server_that_answers_no_more_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:

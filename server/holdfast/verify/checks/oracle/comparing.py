@@ -195,7 +195,7 @@ CHECKS = (
         "Greedy answers equal the baseline's, except where two tokens were about equally likely.",
         needs=("completions",),
         asked_for=_is_asked_for,
-        deadline_seconds=900.0,
+        deadline_seconds=3600.0,
     ),
     Check(
         "first_tokens",
@@ -204,6 +204,6 @@ CHECKS = (
         "The log-probs of first tokens, asked many times, have not moved since the baseline.",
         needs=("completions",),
         asked_for=_is_asked_for,
-        deadline_seconds=900.0,
+        deadline_seconds=3600.0,
     ),
 )

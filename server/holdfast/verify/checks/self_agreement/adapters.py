@@ -60,6 +60,5 @@ CHECKS = (
         "The base model gets the log-probs that it gets alone, beside requests to a LoRA adapter.",
         profiles=FROM_STANDARD,
         needs=("completions",),
-        deadline_seconds=300.0,
     ),
 )

@@ -241,6 +241,5 @@ CHECKS = (
         "What models like the served one have written comes out of its parsers as it was meant.",
         needs=("tools", "tokenize"),
         packages=("canitoolcall", "jsonschema"),
-        deadline_seconds=900.0,
     ),
 )
