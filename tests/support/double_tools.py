@@ -23,6 +23,10 @@ CALLS: Sequence[tuple[str, Sequence[tuple[str, Mapping[str, Any]]]]] = (
         r"Paris and in Tokyo",
         [("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Tokyo"})],
     ),
+    (
+        r"Cairo or Helsinki",
+        [("get_weather", {"city": "Cairo"}), ("get_weather", {"city": "Helsinki"})],
+    ),
     (r"Paris|Lisbon|Oslo", [("get_weather", {"city": "Paris"})]),
     (r"Bergen", [("get_weather", {"city": "Bergen"})]),
     (r"Porto", [("get_weather", {"city": "Porto"})]),

@@ -196,8 +196,17 @@ def test_full_forces_two_hundred_calls_each_way() -> None:
     assert {one.name: one.value for one in made.numbers}["calls"] == 2 * 200
 
 
-class SingleCalls(OpenAIDouble):
-    """Refuses a chat with several calls in Llama 3.1's words, or crashes."""
+class Comparing(OpenAIDouble):
+    """Tells the warmer of two cities, both of which it has looked up in one turn."""
+
+    def _generate(self, body: Body, prompt: str) -> Generated:
+        if '"celsius": -4' in prompt:
+            return Generated(tokens_of("Cairo is warmer."), "stop")
+        return super()._generate(body, prompt)
+
+
+class SingleCalls(Comparing):
+    """Refuses several calls in one turn in Llama 3.1's words, or crashes."""
 
     def __init__(self, status: int) -> None:
         super().__init__()
@@ -205,7 +214,7 @@ class SingleCalls(OpenAIDouble):
 
     async def _chat(self, request: Request) -> Response:
         said = (await request.json())["messages"]
-        if sum(len(one.get("tool_calls") or ()) for one in said) > 1:
+        if any(len(one.get("tool_calls") or ()) > 1 for one in said):
             raise HTTPException(self._status, "This model only supports single tool-calls at once!")
         return await super()._chat(request)
 
@@ -214,7 +223,7 @@ class SingleCalls(OpenAIDouble):
 def test_a_scene_that_is_refused_is_not_passed(status: int) -> None:
     """The others are still played; a failure of the server's own fails the check."""
     (check,) = (check for check in OWN if check.name == "scenes")
-    (whole,) = results(OpenAIDouble(), [check]).values()
+    (whole,) = results(Comparing(), [check]).values()
     (made,) = results(SingleCalls(status), [check]).values()
     if status != 400:
         assert made.status is CheckStatus.FAILED, made.reason
@@ -223,6 +232,23 @@ def test_a_scene_that_is_refused_is_not_passed(status: int) -> None:
     assert "only supports single tool-calls" in made.reason
     (score,), (best,) = made.numbers, whole.numbers
     assert 0 < score.value < best.value
+
+
+class WithoutResults(OpenAIDouble):
+    """Refuses what a function returns, after however few calls."""
+
+    async def _chat(self, request: Request) -> Response:
+        said = (await request.json())["messages"]
+        if any(one["role"] == "tool" for one in said):
+            raise HTTPException(400, "there is no such role")
+        return await super()._chat(request)
+
+
+def test_a_scene_may_only_be_refused_for_several_calls() -> None:
+    """A server that takes no result of a single call is of no use to an agent."""
+    (check,) = (check for check in OWN if check.name == "scenes")
+    (made,) = results(WithoutResults(), [check]).values()
+    assert made.status is CheckStatus.FAILED, made.reason
 
 
 def test_scenes_are_played_without_seeds_where_they_are_refused() -> None:

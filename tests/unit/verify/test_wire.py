@@ -660,6 +660,24 @@ def test_a_refused_chat_hides_no_fault(app: OpenAIDouble) -> None:
     assert made.status is CheckStatus.FAILED, made.reason
 
 
+class WithoutEmoji(OpenAIDouble):
+    """Refuses a prompt with an emoji."""
+
+    async def _body(self, request: Request) -> Body:
+        body = await super()._body(request)
+        if "\N{SLIGHTLY SMILING FACE}" in str(body.get("messages")):
+            raise HTTPException(400, "there is no such character")
+        return body
+
+
+@pytest.mark.parametrize("owner", ["", "vllm"], ids=("Holdfast", "vLLM"))
+def test_no_template_may_refuse_what_a_user_says(owner: str) -> None:
+    """Though both `/tokenize` and the chat get 400."""
+    app = WithoutEmoji()
+    (made,) = results(app.owned_by(owner) if owner else app, PROMPT_TOKENS).values()
+    assert made.status is CheckStatus.FAILED, made.reason
+
+
 def test_a_tokenizer_without_chats_counts_nothing_where_there_are_only_chats() -> None:
     """The check does not pass without a count."""
     app = Untemplated().without(*OF_VLLM, "/v1/completions")

@@ -16,11 +16,12 @@ from typing import Any
 
 import yaml
 
-from holdfast.verify.answers import MalformedError, read_json
+from holdfast.verify.answers import MalformedError, dig_or, read_json
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.sampling import sampling, takes_seeds
 from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, Body, function
 from holdfast.verify.checks.tools.calls import Turn, raw_calls, whole_turn
+from holdfast.verify.records import Request
 from holdfast.verify.trial import Trial, UnexpectedStatusError
 from holdfast.verify.waiting import together
 
@@ -94,8 +95,7 @@ async def scenes(trial: Trial) -> None:
             try:
                 return await _plays(trial, scene, options)
             except UnexpectedStatusError as error:
-                # A chat template may take only one call in a turn.
-                if error.status not in _REFUSED:
+                if error.status not in _REFUSED or not _has_several_calls(error.request):
                     raise
                 refusals[scene.name] = str(error)
                 return False
@@ -132,6 +132,12 @@ async def _plays(trial: Trial, scene: Scene, options: Mapping[str, Any]) -> bool
             messages[-1]["tool_calls"] = made_raw
             messages += _results(made, made_raw, turn["calls"])
     return True
+
+
+def _has_several_calls(request: Request) -> bool:
+    """Whether a turn has more than one call, which a chat template need not take."""
+    said: list[Body] = dig_or(request.body, "messages", default=[])
+    return any(len(one.get("tool_calls", ())) > 1 for one in said)
 
 
 def _is_right(made: Turn, turn: Mapping[str, Any]) -> bool:

@@ -91,7 +91,7 @@ async def prompt_tokens(trial: Trial) -> None:
 async def _counted(trial: Trial, body: Mapping[str, Any]) -> int | None:
     """The tokens that `/tokenize` counts; None for a chat that the server does not answer either.
 
-    A chat template may refuse a system role, as that of Gemma 2 does.
+    Only one with a system role, which a chat template may refuse, as that of Gemma 2 does.
 
     Raises:
         SkippedError: `/tokenize` takes no chats.
@@ -100,7 +100,8 @@ async def _counted(trial: Trial, body: Mapping[str, Any]) -> int | None:
     try:
         return await trial.count_tokens(body)
     except UnexpectedStatusError as error:
-        if "messages" not in body or error.status not in _REFUSED:
+        roles = [said["role"] for said in body.get("messages", ())]
+        if "system" not in roles or error.status not in _REFUSED:
             raise
         try:
             await trial.post(CHAT, body)
