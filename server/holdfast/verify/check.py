@@ -55,6 +55,8 @@ class Check:
     """Whether it lasts as long as the user has asked for."""
     is_afterthought: bool = False
     """Whether it only judges what a check before it has measured, and asks the server nothing."""
+    is_asked_elsewhere: bool = False
+    """Whether another program sends its requests, so that the trial does not see their answers."""
     asked_for: Callable[[Options], bool] = _never
     """Whether a flag asks for it: where it cannot be made, it is inconclusive and not skipped."""
 

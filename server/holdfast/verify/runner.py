@@ -124,7 +124,7 @@ async def _made(check: Check, context: RunContext) -> CheckResult:
         interruption.cancel()
         attempt.cancel()
     if not is_over:
-        error = _cut_short(trial, context, deadline_seconds)
+        error = _cut_short(check, trial, context)
     noted = replace(
         _result(check, CheckStatus.PASSED),
         duration_seconds=time.monotonic() - started_seconds,
@@ -137,14 +137,17 @@ async def _made(check: Check, context: RunContext) -> CheckResult:
     return _judged(noted, error)
 
 
-def _cut_short(trial: Trial, context: RunContext, deadline_seconds: float) -> Exception:
+def _cut_short(check: Check, trial: Trial, context: RunContext) -> Exception:
     """What ended a check that did not end by itself."""
     if context.interrupted.is_set():
         return InconclusiveError(INTERRUPTED)
-    said = f"it took more than {deadline_seconds:.0f} s"
+    said = f"it took more than {deadline_seconds_of(check, context.options):.0f} s"
     if trial.is_limited:
         return InconclusiveError(f"{said}: {LIMITED}")
     # A slow server is not at fault: each request has a deadline of its own.
+    if check.is_asked_elsewhere:
+        unknown = "whether the server answered the other program is not known"
+        return InconclusiveError(f"{said}, and {unknown}")
     if time.monotonic() - trial.answered_at_seconds <= PATIENT_SECONDS:
         return InconclusiveError(f"{said}, though the server answered")
     return TimeoutError(said)

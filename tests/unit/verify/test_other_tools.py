@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from asgi_server import serving
-from holdfast.verify import other_tools, packages, runner
+from holdfast.verify import other_tools, packages
 from holdfast.verify.answers import ELLIPSIS
 from holdfast.verify.check import Check
 from holdfast.verify.checks import tools, wire
@@ -71,14 +71,13 @@ class Redirecting(OpenAIDouble):
     ("module", "checks"), [("canitoolcall", PROBE), ("tr_provider_check", PROVIDER)]
 )
 def test_a_stream_without_an_end_does_not_outlast_the_check(
-    module: str, checks: list[Check], monkeypatch: pytest.MonkeyPatch
+    module: str, checks: list[Check]
 ) -> None:
     """It ends at its deadline, and no process is left that reads on."""
     need(module)
-    monkeypatch.setattr(runner, "PATIENT_SECONDS", 5.0)
     others = set(psutil.Process().children(recursive=True))
     (made,) = results(Endless(), [replace(checks[0], deadline_seconds=15.0)]).values()
-    assert made.status is CheckStatus.FAILED
+    assert made.status is CheckStatus.INCONCLUSIVE
     assert "it took more than 15 s" in made.reason
     assert {*psutil.Process().children(recursive=True)} <= others
 

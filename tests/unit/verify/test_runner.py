@@ -245,6 +245,25 @@ def test_no_check_ends_before_a_request_that_hangs_fails_it(check: Check) -> Non
     assert deadline_seconds_of(check, Options()) > 2 * PATIENT_SECONDS
 
 
+def test_a_check_that_another_program_makes_is_inconclusive_at_its_deadline() -> None:
+    """Nobody here sees whether that program is answered."""
+
+    async def waits(_trial: Trial) -> None:
+        await asyncio.sleep(60.0)
+
+    made = outcome(waits, deadline_seconds=0.2, is_asked_elsewhere=True)
+    assert made.status is CheckStatus.INCONCLUSIVE, made.reason
+    assert made.reason.endswith("whether the server answered the other program is not known")
+
+
+def test_these_checks_are_made_by_another_program() -> None:
+    """And `skill.lm_eval`, which has a deadline of its own."""
+    assert {check.full_name for check in ALL if check.is_asked_elsewhere} == {
+        *("wire.provider_check", "tools.probe"),
+        *("survive.guidellm", "survive.aiperf"),
+    }
+
+
 def test_a_server_that_answers_no_more_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last answer came too long ago."""
     monkeypatch.setattr(runner, "PATIENT_SECONDS", 0.2)

@@ -211,6 +211,7 @@ CHECKS = (
         "Under a small load, guidellm gets every answer.",
         profiles=("full",),
         deadline_seconds=1800.0,
+        is_asked_elsewhere=True,
     ),
     Check(
         "aiperf",
@@ -219,5 +220,6 @@ CHECKS = (
         "Under a small load, aiperf gets every answer.",
         profiles=("full",),
         deadline_seconds=1800.0,
+        is_asked_elsewhere=True,
     ),
 )

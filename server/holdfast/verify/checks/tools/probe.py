@@ -89,5 +89,6 @@ CHECKS = (
         needs=("tools",),
         packages=("canitoolcall",),
         deadline_seconds=3600.0,
+        is_asked_elsewhere=True,
     ),
 )

@@ -146,5 +146,6 @@ CHECKS = (
         "Tiers 1 to 4 of trustedrouter-provider-check pass: what a strict gateway asks for.",
         needs=("chat",),
         packages=("tr_provider_check",),
+        is_asked_elsewhere=True,
     ),
 )
