@@ -357,6 +357,13 @@ def test_the_table_of_admin_routes_is_that_of_the_document() -> None:
     assert rows == documented
 
 
+def test_every_long_check_of_verify_is_named() -> None:
+    """Of those that may take more than an hour."""
+    told = VERIFYING.read_text().partition("ends at its deadline")[2].partition("\n\n")[0]
+    long = {check.full_name for check in ALL if check.deadline_seconds > 3600}
+    assert long == {*INLINE.findall(told)}
+
+
 def test_every_step_of_the_probe_is_explained() -> None:
     """The table of steps is complete and in the order in which they run."""
     assert [row[0].strip("`") for row in table(HOW_IT_WORKS, "## Probe")] == [*PROBE_STEPS]

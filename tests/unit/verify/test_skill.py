@@ -143,6 +143,13 @@ def test_requests_that_wait_for_each_other_have_the_time_of_all(
     assert result.status is CheckStatus.PASSED, result.reason
 
 
+@pytest.mark.parametrize("name", SCORES)
+def test_a_check_has_time_for_requests_that_wait_for_each_other(name: str) -> None:
+    """It does not end before the deadline of eight that are sent together."""
+    (check,) = (one for one in skill.CHECKS if one.name == name)
+    assert check.deadline_seconds > 8 * PATIENT_SECONDS
+
+
 async def nothing_in_the_way() -> str:
     return ""
 

@@ -173,6 +173,6 @@ CHECKS = (
         "The model solves word problems as often as it did when it was recorded.",
         profiles=FROM_STANDARD,
         needs=("chat",),
-        deadline_seconds=3600.0,
+        deadline_seconds=7200.0,
     ),
 )
