@@ -98,7 +98,8 @@ def test_everything_passes_on_the_demo(server: Server, tmp_path: Path) -> None:
         tmp_path,
         "--profile=full",
         f"--admin-api-key-file={key}",
-        f"--kill-command=kill -KILL {core.pid}",
+        # By its parent, since the engine is restarted before.
+        f"--kill-command=pkill -KILL --parent {core.ppid()} -f ^VLLM::EngineCore",
         seconds=FULL_SECONDS,
     )
     assert wrong(run).keys() == BEYOND_FULL
