@@ -9,9 +9,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from holdfast.verify.streams import StreamedAnswer
-from holdfast.verify.target import Answer
+from holdfast.verify.target import PATIENT_SECONDS, Answer
 
 TOO_MANY = 429
+AT_ONCE = 8
+"""How many requests a check sends together."""
+QUEUED_SECONDS = AT_ONCE * PATIENT_SECONDS
+"""For the answers of such a check: a server may have one slot, where a request waits for others."""
 LIMITED_REMEDY = "give --api-key-file a key without limits, or wait until others ask for less"
 _WAIT_SECONDS = 1.0
 """After a refusal that does not say how long."""

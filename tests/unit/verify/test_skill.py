@@ -290,7 +290,7 @@ def test_tasks_that_are_not_answered_do_not_pass(
 
 def test_a_task_that_loses_its_answer_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not one that the model cannot solve."""
-    monkeypatch.setattr(own_tasks, "_DEADLINE_SECONDS", 0.3)
+    monkeypatch.setattr(own_tasks, "QUEUED_SECONDS", 0.3)
     (check,) = (one for one in skill.CHECKS if one.name == "own_tasks")
     app = OpenAIDouble("chats that never come")
     (result,) = results(app, [check], options=Options(tasks=TASKS)).values()

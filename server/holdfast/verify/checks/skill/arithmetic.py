@@ -9,13 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.verify.check import FROM_STANDARD, Check
-from holdfast.verify.target import PATIENT_SECONDS
 from holdfast.verify.trial import Trial
-from holdfast.verify.waiting import together
+from holdfast.verify.waiting import AT_ONCE, QUEUED_SECONDS, together
 
-_AT_ONCE = 8
-_DEADLINE_SECONDS = _AT_ONCE * PATIENT_SECONDS
-"""A server may have one slot, where a request waits for the others."""
 _STANDARD_PROBLEMS, _FULL_PROBLEMS = 100, 500
 _ANSWER_TOKENS = 384
 _NAMES = ("Ada", "Ben", "Chloe", "David", "Ella", "Farid", "Grace", "Hugo", "Ines", "Jonas")
@@ -45,12 +41,12 @@ def is_solved(said: str, answer: int) -> bool:
 async def arithmetic(trial: Trial) -> None:
     """The share of problems that the model solves."""
     known = problems(_FULL_PROBLEMS if trial.profile == "full" else _STANDARD_PROBLEMS)
-    room = asyncio.Semaphore(_AT_ONCE)
+    room = asyncio.Semaphore(AT_ONCE)
 
     async def solved(problem: Problem) -> bool:
         async with room:
             answer = await trial.chat(
-                problem.question, max_tokens=_ANSWER_TOKENS, deadline_seconds=_DEADLINE_SECONDS
+                problem.question, max_tokens=_ANSWER_TOKENS, deadline_seconds=QUEUED_SECONDS
             )
         return is_solved(answer.content(), problem.answer)
 

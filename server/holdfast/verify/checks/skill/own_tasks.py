@@ -9,14 +9,11 @@ from holdfast.verify.answers import MalformedError, has_words
 from holdfast.verify.baseline import OWN_TASKS
 from holdfast.verify.check import Check
 from holdfast.verify.records import Request
-from holdfast.verify.target import PATIENT_SECONDS, NoAnswerError
+from holdfast.verify.target import NoAnswerError
 from holdfast.verify.tasks import Task
 from holdfast.verify.trial import CHAT, InconclusiveError, SkippedError, Trial
-from holdfast.verify.waiting import together
+from holdfast.verify.waiting import AT_ONCE, QUEUED_SECONDS, together
 
-_AT_ONCE = 8
-_DEADLINE_SECONDS = _AT_ONCE * PATIENT_SECONDS
-"""A server may have one slot, where a request waits for the others."""
 _ANSWER_TOKENS = 512
 _OK = 200
 _REFUSED = range(400, 500)
@@ -27,7 +24,7 @@ async def own_tasks(trial: Trial) -> None:
     tasks = trial.options.tasks
     if not tasks:
         raise SkippedError("--tasks was not given", "give your own tasks with --tasks FILE")
-    room = asyncio.Semaphore(_AT_ONCE)
+    room = asyncio.Semaphore(AT_ONCE)
 
     async def solved(task: Task) -> bool | None:
         async with room:
@@ -48,7 +45,7 @@ async def _solves(trial: Trial, task: Task) -> bool | None:
     body = trial.chat_body(task.prompt, max_tokens=_ANSWER_TOKENS)
     ask = partial(trial.target.ask, Request("POST", CHAT, body))
     try:
-        answer = await trial.admitted(ask, _DEADLINE_SECONDS)
+        answer = await trial.admitted(ask, QUEUED_SECONDS)
         if answer.status == _OK:
             return has_words(answer.content(), task.expected)
         # A task may be longer than the context, which is not the server's fault.

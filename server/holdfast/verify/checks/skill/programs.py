@@ -12,13 +12,9 @@ from importlib.resources import files
 
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.skill import sandbox
-from holdfast.verify.target import PATIENT_SECONDS
 from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
-from holdfast.verify.waiting import together
+from holdfast.verify.waiting import AT_ONCE, QUEUED_SECONDS, together
 
-_AT_ONCE = 8
-_DEADLINE_SECONDS = _AT_ONCE * PATIENT_SECONDS
-"""A server may have one slot, where a request waits for the others."""
 _PROGRAMS_AT_ONCE = 2
 _STANDARD_PROBLEMS = 40
 _ANSWER_TOKENS = 768
@@ -73,7 +69,7 @@ async def programs(trial: Trial) -> None:
             "run it where Linux lets users make namespaces",
         )
     known = problems() if trial.profile == "full" else chosen(_STANDARD_PROBLEMS)
-    asking, running = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_PROGRAMS_AT_ONCE)
+    asking, running = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(_PROGRAMS_AT_ONCE)
     refusals: list[str] = []
 
     async def solved(problem: Problem) -> bool:
@@ -82,7 +78,7 @@ async def programs(trial: Trial) -> None:
                 answer = await trial.chat(
                     question(problem),
                     max_tokens=_ANSWER_TOKENS,
-                    deadline_seconds=_DEADLINE_SECONDS,
+                    deadline_seconds=QUEUED_SECONDS,
                 )
             except UnexpectedStatusError as error:
                 if error.status not in _REFUSED:
