@@ -143,6 +143,7 @@ class FakeEngine(StubEngine):
         self.forgotten = 0
         self.growth_policy: GrowthPolicy = "alongside"
         self.is_held = False
+        self.pauses = 0
         self._lanes = {engine: _Lane() for engine, _ in facts.world}
         self._turns = cycle(self._lanes)
         self._sent: dict[tuple[int, int], deque[tuple[float, RankStats]]] = {}
@@ -168,6 +169,7 @@ class FakeEngine(StubEngine):
     @asynccontextmanager
     async def scheduling_paused(self) -> AsyncIterator[None]:
         self.is_held = True
+        self.pauses += 1
         try:
             yield
         finally:

@@ -590,6 +590,13 @@ PATCHES: tuple[Patch, ...] = (
         upstream=f"{_ISSUE}45483",
     ),
     Patch(
+        "patches.front_end.models_inspected_by",
+        "front end",
+        ("vllm.model_executor.models.registry:_run_in_subprocess",),
+        "a program that inspects a model's class imports vLLM once more, 6 s of a first start",
+        is_guarantee=False,
+    ),
+    Patch(
         "patches.engine.fork_workers",
         "fork server",
         ("vllm.v1.executor.multiproc_executor:get_mp_context",),

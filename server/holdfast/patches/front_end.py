@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+import cloudpickle
 from vllm import envs
+from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
+from vllm.plugins import load_general_plugins
 from vllm.utils import system_utils
 from vllm.v1 import utils as v1_utils
 from vllm.v1.engine import async_llm
@@ -82,6 +89,46 @@ def kept_renderer(renderer: Any | None) -> Iterator[None]:
         async_llm.renderer_from_config = original
 
 
+def are_forks_safe() -> bool:
+    """Whether a forked process can use the device: not on other platforms, nor on WSL."""
+    return (current_platform.is_cpu() or current_platform.is_cuda()) and not system_utils.in_wsl()
+
+
+@contextmanager
+def models_inspected_by(
+    call: Callable[[Callable[[Connection, bytes], None], bytes], bytes | None],
+) -> Iterator[None]:
+    """While entered, have vLLM inspect the class of a model in a process that `call` forks.
+
+    vLLM asks a program of its own, which imports torch and vLLM again (`_run_in_subprocess`, 0.32,
+    0.33), unless its cache knows the class. If `call` returns None, that program is asked, too: its
+    error is the one that vLLM reports.
+    """
+    if not (are_forks_safe() and fits("patches.front_end.models_inspected_by")):
+        yield
+        return
+    original = registry._run_in_subprocess  # noqa: SLF001 - vLLM has no setting for it
+
+    def in_forked_process(inspect: Callable[[], Any]) -> Any:
+        answer = call(_inspect, cloudpickle.dumps(inspect))
+        return original(inspect) if answer is None else pickle.loads(answer)  # noqa: S301 - ours
+
+    registry._run_in_subprocess = in_forked_process  # noqa: SLF001 - as above
+    try:
+        yield
+    finally:
+        registry._run_in_subprocess = original  # noqa: SLF001 - as above
+
+
+def _inspect(answer: Connection, inspect: bytes) -> None:
+    """Send what vLLM's program would return. Like its output, nothing that is printed is shown."""
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        for descriptor in (1, 2):
+            os.dup2(nowhere.fileno(), descriptor)
+    load_general_plugins()
+    answer.send_bytes(pickle.dumps(pickle.loads(inspect)()))  # noqa: S301 - ours
+
+
 @contextmanager
 def forked_cores(config: Any, forking: Any) -> Iterator[None]:
     """While entered, make vLLM start its EngineCores in the context `forking`, where that is safe.
@@ -90,8 +137,7 @@ def forked_cores(config: Any, forking: Any) -> Iterator[None]:
     0.33) and knows only `spawn` and `fork`. NUMA binding wraps the executable, so it needs `spawn`.
     The drivers of other platforms, and of WSL, do not survive a fork.
     """
-    can_fork = current_platform.is_cpu() or current_platform.is_cuda()
-    is_safe = can_fork and not config.parallel_config.numa_bind and not system_utils.in_wsl()
+    is_safe = are_forks_safe() and not config.parallel_config.numa_bind
     if not (is_safe and fits("patches.front_end.forked_cores")):
         yield
         return

@@ -257,9 +257,15 @@ class ProbeSession:
             read(message, response)
         return ""
 
-    async def exchange_in_one_step(self, messages: Sequence[Message], running: int = 0) -> None:
-        """Send so that one engine step takes all messages, beside `running` earlier requests."""
-        expected = running + sum(message.prompts for message in messages)
+    async def exchange_in_one_step(self, messages: Sequence[Message]) -> None:
+        """Send so that one step of each engine takes all messages that are for it.
+
+        A single prompt for each is not held: a pause takes 21 ms (vLLM 0.32, `pause_generation`).
+        """
+        expected = sum(message.prompts for message in messages)
+        if expected == len({message.engine for message in messages}):
+            await self.exchange_all(messages)
+            return
         async with asyncio.TaskGroup() as group, self.engine.scheduling_paused():
             for message in messages:
                 group.create_task(exchange(self.client, message))

@@ -5,6 +5,7 @@ in the process that forks engines.
 
     forkserver              starts the engine's processes from one that has imported vLLM
     preloaded               prepares that process
+    forked_calls            calls a function in a process that it forks
     imports                 imports vLLM faster
     environment             the environment of new processes, and what binds them for life
     tree, family            keeps track of the engine's processes, and ends them; descendants

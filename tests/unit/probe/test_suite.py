@@ -204,6 +204,18 @@ def test_sizes_follow_the_engine() -> None:
     assert step_of(report, "widest_decode").tokens == 8
 
 
+@pytest.mark.parametrize(
+    "facts", [FACTS, replace(FACTS, world=((0, 0), (1, 0)), data_parallel_size=2)]
+)
+def test_single_prompt_is_not_held(facts: EngineFacts) -> None:
+    """A pause costs more than most of the sweep's steps, and one prompt of an engine needs none."""
+    report, swept = probe(steps=["batch_sweep"], facts=facts)
+    assert report.passed
+    assert not swept.engine.pauses
+    _, full = probe(steps=["full_batch"], facts=facts)
+    assert full.engine.pauses == 2
+
+
 def test_sweep_extends_one_prompt() -> None:
     """With prefix caching the sweep computes little more than its longest prompt."""
     _, with_cache = probe(steps=["context_sweep"])

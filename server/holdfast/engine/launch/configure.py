@@ -34,6 +34,7 @@ from holdfast.patches.media_cache import keep_media_in_front_end
 from holdfast.patches.tool_calls import Count as CountToolCall
 from holdfast.processes import tree
 from holdfast.processes.environment import NativeVariables
+from holdfast.processes.forked_calls import call_forked
 from holdfast.settings import Settings
 from holdfast.worker.crash_records import last_logged_exception, shorten_tracebacks
 
@@ -100,7 +101,7 @@ def configure(
         shorten_tracebacks(lambda: state() not in SERVING)
     engine_arguments = vllm_arguments.engine_arguments(namespace)
     with last_logged_exception() as causes, usage_errors(causes):
-        with model_errors(namespace.model):
+        with model_errors(namespace.model), front_end.models_inspected_by(call_forked):
             config = engine_arguments.create_engine_config(
                 usage_context=UsageContext.OPENAI_API_SERVER
             )
