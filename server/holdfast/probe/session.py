@@ -260,10 +260,10 @@ class ProbeSession:
     async def exchange_in_one_step(self, messages: Sequence[Message]) -> None:
         """Send so that one step of each engine takes all messages that are for it.
 
-        A single prompt for each is not held: a pause takes 21 ms (vLLM 0.32, `pause_generation`).
+        A single prompt is not held: a pause takes 21 ms (vLLM 0.32, `pause_generation`).
         """
         expected = sum(message.prompts for message in messages)
-        if expected == len({message.engine for message in messages}):
+        if expected == 1:
             await self.exchange_all(messages)
             return
         async with asyncio.TaskGroup() as group, self.engine.scheduling_paused():

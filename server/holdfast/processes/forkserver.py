@@ -89,6 +89,17 @@ def ensure_running(
 def enable(*, is_allowed: bool) -> None:
     """Choose whether processes are forked from now on; otherwise they are spawned."""
     _server().is_disabled = not is_allowed
+    _server().is_over = False
+
+
+def start_nothing_more() -> None:
+    """Spawn nothing from now on: this process ends the others, and would miss a new one."""
+    _server().is_over = True
+
+
+def is_over() -> bool:
+    """Whether `start_nothing_more` was called."""
+    return bool(getattr(_server(), "is_over", False))
 
 
 def is_allowed_by(environment: Mapping[str, str]) -> bool:
@@ -232,12 +243,14 @@ class ForkedProcess(context.ForkServerProcess):
                     return popen_forkserver.Popen(process_obj)
             except (OSError, EOFError) as error:
                 stop_forking_if_unsafe()
-                if is_enabled():
+                if is_enabled() and not is_over():
                     logger.warning(
                         "the process that starts engines does not answer (%r), so this one is "
                         "spawned",
                         error,
                     )
+        if is_over():
+            raise ProcessLookupError(f"process {os.getpid()} starts no others any more")
         return popen_spawn_posix.Popen(process_obj)
 
 

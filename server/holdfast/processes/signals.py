@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from holdfast import early_signals
 from holdfast.listener.unix_socket import LOCK_SUFFIX
-from holdfast.processes import cleanup, runtime_directory, tree
+from holdfast.processes import cleanup, forkserver, runtime_directory, tree
 
 Handler = Callable[[int, object], NoReturn]
 
@@ -69,6 +69,7 @@ def end_now(directory: Path, uds: str | None, signal_number: int, _frame: object
     The exit code is 128 + the number of the signal, as shells and containers report for a process
     that a signal ended: it was not a clean stop, but nothing was wrong either.
     """
+    forkserver.start_nothing_more()
     family = tree.children()
     left_behind = cleanup.shared_memory(family)
     tree.kill(family)

@@ -53,6 +53,7 @@ def owned(
     try:
         yield
     finally:
+        forkserver.start_nothing_more()
         if remaining := kill(children()):
             logger.error(
                 "processes that cannot be killed are left: %s", ", ".join(map(str, remaining))

@@ -204,16 +204,20 @@ def test_sizes_follow_the_engine() -> None:
     assert step_of(report, "widest_decode").tokens == 8
 
 
-@pytest.mark.parametrize(
-    "facts", [FACTS, replace(FACTS, world=((0, 0), (1, 0)), data_parallel_size=2)]
-)
-def test_single_prompt_is_not_held(facts: EngineFacts) -> None:
-    """A pause costs more than most of the sweep's steps, and one prompt of an engine needs none."""
-    report, swept = probe(steps=["batch_sweep"], facts=facts)
+def test_single_prompt_is_not_held() -> None:
+    """A pause takes longer than most steps of the sweep, and one prompt needs none."""
+    report, swept = probe(steps=["batch_sweep"])
     assert report.passed
     assert not swept.engine.pauses
-    _, full = probe(steps=["full_batch"], facts=facts)
+    _, full = probe(steps=["full_batch"])
     assert full.engine.pauses == 2
+
+
+def test_engines_of_a_group_take_their_prompts_together() -> None:
+    """Experts get the tokens of all engines in one step, so each size is proven on all at once."""
+    facts = replace(FACTS, world=((0, 0), (1, 0)), data_parallel_size=2)
+    _, swept = probe(steps=["batch_sweep"], facts=facts)
+    assert swept.engine.pauses == len(swept.heard.of("batch_sweep"))
 
 
 def test_sweep_extends_one_prompt() -> None:

@@ -58,3 +58,57 @@ def test_only_an_answer_in_time_counts(tmp_path: Path, target: str, answer: str,
         check=False,
     )
     assert done.stdout.split() == [answer, left], done.stderr
+
+
+LEAVING = """
+import sys, threading, time
+from pathlib import Path
+import psutil
+from holdfast.errors import EngineStartError
+from holdfast.processes import forkserver, tree
+from holdfast.processes.forked_calls import call_forked
+
+def hang(connection, argument):
+    Path(argument.decode()).touch()
+    time.sleep(600)
+
+def load():
+    try:
+        said.append(call_forked(hang, str(begun).encode()))
+    except EngineStartError as error:
+        said.append(type(error).__name__)
+
+if __name__ == "__main__":
+    forkserver.PRELOADED = tuple(sys.argv[2:])
+    begun, said = Path(sys.argv[1]) / "begun", []
+    thread = threading.Thread(target=load, name="load_0")
+    with tree.owned(Path(sys.argv[1]), {}):
+        thread.start()
+        while not begun.exists():
+            time.sleep(0.01)
+    thread.join(60)
+    print(*said, len(psutil.Process().children(recursive=True)), flush=True)
+"""
+
+
+@pytest.mark.parametrize("preloaded", [(), ("slow_import",)])
+def test_nothing_is_started_once_the_server_ends(
+    tmp_path: Path, preloaded: tuple[str, ...]
+) -> None:
+    """A thread that imports cannot be cancelled, and what it started then would be left behind."""
+    (tmp_path / "slow_import.py").write_text(
+        f"from pathlib import Path\nimport time\nPath({str(tmp_path / 'begun')!r}).touch()\n"
+        "time.sleep(600)\n"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(LEAVING)
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path), *preloaded],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.stdout.split() == ["EngineStartError", "0"], done.stderr
+    assert "spawned" not in done.stderr
