@@ -39,9 +39,7 @@ def _check_count(machine: Machine, layout: Layout) -> Iterator[Finding]:
             )
         return
     if gpu_facts.problem:
-        yield failure(
-            "gpu", f"{gpu_facts.problem}.", "repair the driver, so that `nvidia-smi` works."
-        )
+        yield failure("gpu", f"{gpu_facts.problem}.", gpu_facts.remedy)
     elif len(gpu_facts.gpus) < layout.ranks:
         yield failure(
             "gpu",

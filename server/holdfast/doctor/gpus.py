@@ -6,13 +6,22 @@ shows a GPU.
 
 from __future__ import annotations
 
+import os
+import re
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from holdfast.versions import INSTALL_VLLM
+
 DEVICE_NODES = ("dev/nvidiactl", "dev/nvidia0", "dev/dxg", "dev/nvmap")
 """Below the root; the third is that of WSL, the fourth that of boards with unified memory."""
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_PLACE_IN_TORCH = re.compile(r"\s*\(Triggered internally at [^)]*\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,9 @@ class GpuFacts:
     are_peers: bool = False
     """Whether every GPU can reach the memory of every other one."""
     problem: str = ""
-    """Why the GPUs cannot be used; empty if they can."""
+    """Why no GPU can be used; empty if they can."""
+    remedy: str = "repair the driver, so that `nvidia-smi` works."
+    """What to change if there is a problem."""
 
 
 NO_GPUS = GpuFacts()
@@ -50,11 +61,17 @@ def find_gpus(root: Path = Path("/")) -> GpuFacts:
         return NO_GPUS
     try:
         import torch  # noqa: PLC0415 - only where there is a GPU to ask about
-    except ImportError as error:
-        return GpuFacts(problem=f"cannot import torch: {error}")
+    except (ImportError, OSError, ValueError) as error:  # the last two for libraries of CUDA
+        return GpuFacts(
+            problem=f"cannot import torch: {_first_line(error)}",
+            remedy=f"install it again with vLLM: {INSTALL_VLLM} --force-reinstall.",
+        )
     try:
-        if not torch.cuda.is_available():
-            return GpuFacts(problem=f"torch {torch.__version__} cannot use it")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            is_available = torch.cuda.is_available()
+        if not is_available:
+            return _why_unusable(torch, caught)
         count = torch.cuda.device_count()
         return GpuFacts(
             gpus=tuple(_gpu(torch, index) for index in range(count)),
@@ -67,14 +84,37 @@ def find_gpus(root: Path = Path("/")) -> GpuFacts:
             ),
         )
     except RuntimeError as error:  # a broken driver, or a lost or full GPU
-        return GpuFacts(problem=str(error).splitlines()[0])
+        return GpuFacts(problem=_first_line(error))
 
 
-def _gpu(torch: object, index: int) -> Gpu:
-    cuda = torch.cuda  # type: ignore[attr-defined]  # torch is Any to us
-    properties = cuda.get_device_properties(index)
+def _why_unusable(torch: Any, caught: Sequence[warnings.WarningMessage]) -> GpuFacts:
+    """Return why torch finds no GPU: it raises nothing, and at most warns."""
+    problem = f"torch {torch.__version__} cannot use it"
+    if torch.version.cuda is None:
+        return GpuFacts(
+            problem=f"{problem}: it is a build without CUDA",
+            remedy=f"install the CUDA builds of torch and vLLM: {INSTALL_VLLM} --force-reinstall.",
+        )
+    said = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    if said:
+        reason = " ".join(_PLACE_IN_TORCH.sub("", said[0]).split()).rstrip(".")
+        return GpuFacts(
+            problem=f"{problem}: {reason}",
+            remedy=f"install a driver for CUDA {torch.version.cuda} (`nvidia-smi` prints the CUDA "
+            "of the installed one), or builds of torch and vLLM for an older CUDA.",
+        )
+    if (visible := os.environ.get(_VISIBLE)) is not None:
+        return GpuFacts(
+            problem=f"{problem}: {_VISIBLE}={visible} names no GPU of this machine",
+            remedy=f"name GPUs that `nvidia-smi -L` prints in {_VISIBLE}, or unset it.",
+        )
+    return GpuFacts(problem=problem)
+
+
+def _gpu(torch: Any, index: int) -> Gpu:
+    properties = torch.cuda.get_device_properties(index)
     is_unified = bool(getattr(properties, "is_integrated", False))
-    free_bytes, total_bytes = cuda.mem_get_info(index)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(index)
     return Gpu(
         name=properties.name,
         architecture=(properties.major, properties.minor),
@@ -82,3 +122,7 @@ def _gpu(torch: object, index: int) -> Gpu:
         free_bytes=psutil.virtual_memory().available if is_unified else free_bytes,
         is_unified_memory=is_unified,
     )
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

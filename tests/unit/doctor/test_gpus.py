@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,12 +25,82 @@ def test_torch_is_not_imported_where_there_is_no_gpu(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_a_gpu_that_torch_cannot_use_is_named(tmp_path: Path) -> None:
-    """The kernel shows one, the installed torch is a build for CPUs: that is the problem."""
-    import torch
+OLD_DRIVER = (
+    "CUDA initialization: The NVIDIA driver on your system is too old (found version 12020). "
+    "Please update your GPU driver. (Triggered internally at /pytorch/c10/cuda/x.cpp:119.)"
+)
 
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU that torch can use")
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine of which the kernel shows a GPU."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").touch()
-    assert "cannot use it" in find_gpus(tmp_path).problem
+    return tmp_path
+
+
+def test_a_build_without_cuda_is_named(root: Path) -> None:
+    """The torch of the tests is one, unless they run on a GPU."""
+    import torch
+
+    if torch.version.cuda is not None:
+        pytest.skip("this torch is a build for CUDA")
+    assert "is a build without CUDA" in find_gpus(root).problem
+
+
+def use_torch(monkeypatch: pytest.MonkeyPatch, cuda_version: str | None, **calls: Any) -> None:
+    """Have find_gpus import a torch whose `torch.cuda` has these functions."""
+    version, cuda = SimpleNamespace(cuda=cuda_version), SimpleNamespace(**calls)
+    torch = SimpleNamespace(__version__="2.13.0", version=version, cuda=cuda)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+
+@pytest.mark.parametrize(
+    ("cuda_version", "said", "visible", "seen", "remedy"),
+    [
+        (None, "", None, "it is a build without CUDA", "install the CUDA builds"),
+        ("13.0", OLD_DRIVER, None, "is too old (found version 12020)", "a driver for CUDA 13.0"),
+        ("13.0", OLD_DRIVER, "0", "is too old (found version 12020)", "a driver for CUDA 13.0"),
+        ("13.0", "", "MIG-gone", "CUDA_VISIBLE_DEVICES=MIG-gone names no GPU", "or unset it"),
+        ("13.0", "", "", "CUDA_VISIBLE_DEVICES= names no GPU", "or unset it"),
+        ("13.0", "", None, "torch 2.13.0 cannot use it", "repair the driver"),
+    ],
+)
+def test_why_torch_finds_no_gpu_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+    root: Path,
+    cuda_version: str | None,
+    said: str,
+    visible: str | None,
+    seen: str,
+    remedy: str,
+) -> None:
+    """Torch raises nothing, so its build, its warning or the variable has to say it."""
+
+    def is_available() -> bool:
+        if said:
+            warnings.warn(said, stacklevel=1)
+        return False
+
+    use_torch(monkeypatch, cuda_version, is_available=is_available)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    facts = find_gpus(root)
+    assert seen in facts.problem
+    assert "Triggered" not in facts.problem
+    assert not facts.problem.endswith(".")
+    assert remedy in facts.remedy
+
+
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "ValueError"])
+def test_a_torch_that_cannot_be_imported_is_named(
+    monkeypatch: pytest.MonkeyPatch, root: Path, error: str
+) -> None:
+    """Broken libraries of CUDA raise more than ImportError."""
+    (root / "torch.py").write_text(f"raise {error}('libcudart.so.13 is not here')")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(str(root))
+    facts = find_gpus(root)
+    assert facts.problem == "cannot import torch: libcudart.so.13 is not here"
+    assert "--force-reinstall" in facts.remedy
