@@ -50,7 +50,20 @@ def _check_count(machine: Machine, layout: Layout) -> Iterator[Finding]:
     elif problem := _problem_of_device_ids(layout, len(gpu_facts.gpus)):
         yield failure("gpu", problem, "name a GPU of this node for each rank in --device-ids.")
     else:
-        yield ok("gpu", ", ".join(gpu.name for gpu in gpu_facts.gpus))
+        yield from _each_gpu(machine, layout)
+
+
+def _each_gpu(machine: Machine, layout: Layout) -> Iterator[Finding]:
+    for gpu, is_used in _gpus(machine, layout):
+        if gpu.problem:
+            yield failure(
+                "gpu",
+                f"{gpu.name} cannot be used: {gpu.problem}.",
+                "end the process that holds it, which `nvidia-smi` names, or repair the driver.",
+                is_sure=is_used,
+            )
+    if usable := [gpu.name for gpu in machine.gpu_facts.gpus if not gpu.problem]:
+        yield ok("gpu", ", ".join(usable))
 
 
 def _problem_of_device_ids(layout: Layout, gpus: int) -> str:
@@ -123,6 +136,8 @@ def _check_memory(machine: Machine, layout: Layout) -> Iterator[Finding]:
     if machine.is_cpu_build:
         return
     for gpu, is_used in _gpus(machine, layout):
+        if gpu.problem:
+            continue
         wanted_bytes = int(gpu.total_bytes * layout.gpu_memory_utilization)
         seen = f"{gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} free on {gpu.name}"
         if gpu.free_bytes < wanted_bytes:

@@ -35,6 +35,8 @@ class Gpu:
     free_bytes: int
     """What vLLM counts as free; with unified memory, the available memory of the host."""
     is_unified_memory: bool = False
+    problem: str = ""
+    """Why this GPU cannot be used; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class GpuFacts:
     torch_architectures: tuple[str, ...] = ()
     """As torch names them: `sm_90`, `compute_120`."""
     are_peers: bool = False
-    """Whether every GPU can reach the memory of every other one."""
+    """Whether every GPU can reach the memory of every other one, as far as all can be asked."""
     problem: str = ""
     """Why no GPU can be used; empty if they can."""
     remedy: str = "repair the driver, so that `nvidia-smi` works."
@@ -73,17 +75,19 @@ def find_gpus(root: Path = Path("/")) -> GpuFacts:
         if not is_available:
             return _why_unusable(torch, caught)
         count = torch.cuda.device_count()
+        gpus = tuple(_gpu(torch, index) for index in range(count))
         return GpuFacts(
-            gpus=tuple(_gpu(torch, index) for index in range(count)),
+            gpus=gpus,
             torch_architectures=tuple(torch.cuda.get_arch_list()),
-            are_peers=all(
+            are_peers=not any(gpu.problem for gpu in gpus)
+            and all(
                 torch.cuda.can_device_access_peer(one, other)
                 for one in range(count)
                 for other in range(count)
                 if one != other
             ),
         )
-    except RuntimeError as error:  # a broken driver, or a lost or full GPU
+    except RuntimeError as error:  # a broken driver, or a lost GPU
         return GpuFacts(problem=_first_line(error))
 
 
@@ -114,13 +118,18 @@ def _why_unusable(torch: Any, caught: Sequence[warnings.WarningMessage]) -> GpuF
 def _gpu(torch: Any, index: int) -> Gpu:
     properties = torch.cuda.get_device_properties(index)
     is_unified = bool(getattr(properties, "is_integrated", False))
-    free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+    problem = ""
+    try:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+    except RuntimeError as error:  # another process has filled it, or has it for itself
+        free_bytes, total_bytes, problem = 0, properties.total_memory, _first_line(error)
     return Gpu(
         name=properties.name,
         architecture=(properties.major, properties.minor),
         total_bytes=total_bytes,
         free_bytes=psutil.virtual_memory().available if is_unified else free_bytes,
         is_unified_memory=is_unified,
+        problem=problem,
     )
 
 

@@ -140,6 +140,23 @@ def test_device_ids_name_a_gpu_for_each_rank(layout: Layout, severity: str, seen
     assert seen in finding.seen
 
 
+@pytest.mark.parametrize(
+    ("flags", "severity"),
+    [("", "failure"), ("--device-ids 1", "warning"), ("-tp 2", "failure")],
+)
+def test_a_gpu_that_cannot_be_used_fails_if_a_rank_takes_it(flags: str, severity: str) -> None:
+    """Another process has filled the first one; the second is as good as before."""
+    full = replace(H100, free_bytes=0, problem="CUDA error: out of memory")
+    machine = replace(CUDA, gpu_facts=GpuFacts((full, H100), ARCHITECTURES))
+    seen = [*check_machine(machine, read_layout(["m", *flags.split()]))]
+    broken, usable = (one for one in seen if one.name == "gpu")
+    assert broken.severity == severity
+    assert "out of memory" in broken.seen
+    assert (usable.severity, usable.seen) == ("ok", "NVIDIA H100")
+    (memory,) = (one for one in seen if one.name == "gpu-memory")
+    assert memory.severity == "ok"
+
+
 def test_a_host_that_shares_its_memory_keeps_some() -> None:
     """The default of vLLM leaves too little to a DGX Spark; a GPU with its own may be filled."""
     finding = found(SPARK)["unified-memory"]

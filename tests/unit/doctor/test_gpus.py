@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.doctor.gpus import find_gpus
+from holdfast.doctor.gpus import Gpu, find_gpus
 
 
 def test_torch_is_not_imported_where_there_is_no_gpu(tmp_path: Path) -> None:
@@ -104,3 +104,31 @@ def test_a_torch_that_cannot_be_imported_is_named(
     facts = find_gpus(root)
     assert facts.problem == "cannot import torch: libcudart.so.13 is not here"
     assert "--force-reinstall" in facts.remedy
+
+
+def test_one_full_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    """Its context cannot be made, so nothing is asked of the two together."""
+
+    def mem_get_info(index: int) -> tuple[int, int]:
+        if not index:
+            raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be late.")
+        return 60, 80
+
+    board = SimpleNamespace(name="NVIDIA H100", major=9, minor=0, total_memory=81)
+    use_torch(
+        monkeypatch,
+        "13.0",
+        is_available=lambda: True,
+        device_count=lambda: 2,
+        get_device_properties=lambda _index: board,
+        get_arch_list=lambda: ["sm_90"],
+        mem_get_info=mem_get_info,
+        can_device_access_peer=lambda _one, _other: True,
+    )
+    facts = find_gpus(root)
+    assert not facts.problem
+    assert not facts.are_peers
+    assert facts.gpus == (
+        Gpu("NVIDIA H100", (9, 0), 81, 0, problem="CUDA error: out of memory"),
+        Gpu("NVIDIA H100", (9, 0), 80, 60),
+    )
