@@ -21,6 +21,8 @@ _ELEMENT_BYTES = {
 _STATE_SPACE = ("layers_block_type", "hybrid_override_pattern", "ssm_cfg", "linear_attn_config")
 _DRAFTS_WITHOUT_LAYERS = {"ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"}
 """Methods of speculation whose drafts have no KV cache."""
+_LOOPING = "IQuestLoopCoderForCausalLM"
+"""It runs its layers several times, each time with a KV cache of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ def _irregularity(model: Any, parallel: Any) -> str:
     kinds = set(getattr(text, "layer_types", None) or ())
     checks = {
         "it may be an encoder, which has no KV cache": model.may_be_encoder,
-        "its layers have several attentions": getattr(text, "num_hidden_layers", layers) != layers,
+        "its layers have several attentions": getattr(text, "num_hidden_layers", layers) != layers
+        or _LOOPING in (model.hf_config.architectures or ()),
         "its compressed layers keep fewer entries than tokens": hasattr(text, "compress_ratios"),
         "its indexer has its own cache": getattr(text, "index_topk", None) is not None,
         "its layers are of several kinds": bool(kinds - {"full_attention"})
@@ -81,7 +84,8 @@ def _irregularity(model: Any, parallel: Any) -> str:
         and getattr(text, "sliding_window", None) is not None,
         "some layers have a state instead of a KV cache": any(
             getattr(text, name, None) is not None for name in _STATE_SPACE
-        ),
+        )
+        or (getattr(text, "layer_group_size", None) or 1) > 1,  # Ling 2.5, Ring 2.5 and later
         "some layers share the KV cache of others": bool(getattr(text, "num_kv_shared_layers", 0)),
         "its layers have different attention, or none": bool(getattr(text, "block_configs", None)),
         "the layers of its drafts have a KV cache too": _has_draft_layers(parallel),
