@@ -89,6 +89,9 @@ def _irregularity(model: Any, parallel: Any) -> str:
         "some layers share the KV cache of others": bool(getattr(text, "num_kv_shared_layers", 0)),
         "its layers have different attention, or none": bool(getattr(text, "block_configs", None)),
         "the layers of its drafts have a KV cache too": _has_draft_layers(parallel),
+        "--kv-cache-dtype-skip-layers may give its layers different formats": bool(
+            parallel.kv_cache_dtype_skip_layers
+        ),
         "an encoder has its own cache": bool(getattr(text, "is_encoder_decoder", False)),
         "context parallelism splits the cache of a request": parallel.decode_context_parallel_size
         > 1,

@@ -313,6 +313,7 @@ def test_layers_with_several_attentions_have_no_price(tmp_path: Path) -> None:
         ({}, ("--decode-context-parallel-size", "2", "--tensor-parallel-size", "2")),
         ({}, ("--speculative-config", '{"method": "eagle3", "model": "d"}')),
         ({}, ("--spec-model", "d")),
+        ({}, ("--kv-cache-dtype", "fp8", "--kv-cache-dtype-skip-layers", "0", "1")),
         ({"architectures": ["BailingMoeV3ForCausalLM"], "layer_group_size": 8}, ()),
         ({"architectures": ["IQuestLoopCoderForCausalLM"], "loop_num": 2}, ()),
         ({"block_configs": [{"attention": {"no_op": True}}] * 30}, ()),
