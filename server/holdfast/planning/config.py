@@ -33,6 +33,7 @@ from vllm.transformers_utils.model_arch_config_convertor import (
 )
 from vllm.usage.usage_lib import UsageContext
 
+from holdfast.errors import UsageError
 from holdfast.workspace.reservers import Device
 
 DEVICES = {
@@ -47,6 +48,13 @@ _MEMORY_GB = {"rtxpro6000": 102, "h100": 85, "h200": 150, "b200": 192}
 """The memory that their drivers report, in 10^9 bytes; NVML reports none for unified memory."""
 _MINOR = {"gb10": 1}
 """The minor compute capability, unless it is 0."""
+_PARALLEL_SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "prefill_context_parallel_size",
+    "decode_context_parallel_size",
+)
 _DECODERS = ("ForCausalLM", "ForConditionalGeneration")
 """The ends of the names of vLLM's classes that have causal attention."""
 
@@ -112,8 +120,12 @@ def planned_config(
     """Read the configuration from the model's files, the flags and vLLM's defaults for `device`.
 
     vLLM's own errors about files that it cannot use pass through.
+
+    Raises:
+        UsageError: no engine can have this many ranks.
     """
     model = _read_model(arguments)
+    _refuse_layout(arguments, int(model.architecture.total_num_attention_heads))
     step_tokens, sequences = _sizes(arguments, model, device, is_named=is_named)
     attention = arguments.attention_config
     if arguments.attention_backend is not None:
@@ -128,6 +140,19 @@ def planned_config(
         ),
         attention_config=attention,
     )
+
+
+def _refuse_layout(arguments: AsyncEngineArgs, heads: int) -> None:
+    """Check the sizes and the heads as vLLM does when it makes its configuration."""
+    for name in _PARALLEL_SIZES:
+        if (size := getattr(arguments, name)) < 1:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag}: {size} is not a number of ranks.", remedy="use 1 or more.")
+    if heads % (size := arguments.tensor_parallel_size):
+        raise UsageError(
+            f"--tensor-parallel-size {size} does not divide the {heads} attention heads.",
+            remedy=f"use a divisor of {heads}.",
+        )
 
 
 def _read_model(arguments: AsyncEngineArgs) -> PlannedModel:

@@ -542,6 +542,24 @@ def test_a_model_that_cannot_be_read_is_refused(
     assert "\n" not in refused.value.line
 
 
+@pytest.mark.parametrize(
+    ("flags", "cause"),
+    [
+        (("-tp", "0"), "--tensor-parallel-size: 0 is not a number of ranks"),
+        (("-tp", "-1"), "--tensor-parallel-size: -1 is not a number of ranks"),
+        (("-pp", "0"), "--pipeline-parallel-size: 0 is not a number of ranks"),
+        (("-dp", "0"), "--data-parallel-size: 0 is not a number of ranks"),
+        (("-tp", "3"), "--tensor-parallel-size 3 does not divide the 32 attention heads"),
+    ],
+)
+def test_a_layout_that_serve_refuses_is_refused(
+    tmp_path: Path, flags: tuple[str, ...], cause: str
+) -> None:
+    """A plan for it would have no ranks, or parts of heads."""
+    with pytest.raises(UsageError, match=cause):
+        planned(written(tmp_path, LLAMA), *flags)
+
+
 def test_nothing_is_downloaded(tmp_path: Path) -> None:
     """A model or configuration that lies nowhere on this machine is refused, not fetched."""
     with pytest.raises(UsageError, match="nor in the Hugging Face cache"):
