@@ -179,18 +179,20 @@ def _serve_parser() -> argparse.ArgumentParser:
 
 def _add_unsupported(parser: argparse.ArgumentParser) -> None:
     """Add hidden flags that are read only to refuse them early."""
-    for flag in unsupported.UNSUPPORTED:
+    for flag, short in unsupported.UNSUPPORTED.items():
         takes_value = flag.endswith("-rank")
         parser.add_argument(
-            flag, action="store" if takes_value else "store_true", help=argparse.SUPPRESS
+            *filter(None, (short, flag)),
+            action="store" if takes_value else "store_true",
+            help=argparse.SUPPRESS,
         )
-    parser.add_argument("--api-server-count", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--data-parallel-size", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--data-parallel-size-local", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("-asc", "--api-server-count", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("-dp", "--data-parallel-size", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("-dpl", "--data-parallel-size-local", type=int, help=argparse.SUPPRESS)
     for flag in unsupported.UNSUPPORTED_SWITCHES:
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
-    for flag in ("--distributed-executor-backend", "--data-parallel-backend"):
-        parser.add_argument(flag, help=argparse.SUPPRESS)
+    parser.add_argument("--distributed-executor-backend", help=argparse.SUPPRESS)
+    parser.add_argument("-dpb", "--data-parallel-backend", help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
 
 

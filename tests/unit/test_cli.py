@@ -122,9 +122,28 @@ def test_what_we_cannot_do_is_refused_at_once(arguments: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (("-dpe",), "--data-parallel-external-lb"),
+        (("-dpn", "0"), "--data-parallel-rank"),
+        (("-dph",), "--data-parallel-hybrid-lb"),
+        (("-dpr=1",), "--data-parallel-start-rank"),
+        (("-dpm",), "--data-parallel-multi-port-external-lb"),
+        (("-asc", "2"), "--api-server-count 2"),
+        (("-dpl=1", "-dp=2"), "--data-parallel-size-local 1"),
+        (("-n", "2", "-dpb", "ray"), "--nnodes 2 is not supported with Ray"),
+    ],
+)
+def test_short_forms_of_vllm_are_refused_too(arguments: tuple[str, ...], flag: str) -> None:
+    """The line names the long form."""
+    assert refused("--demo", *arguments).startswith(flag)
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ("--api-server-count", "1"),
+        ("-dp", "2", "-dpl", "2", "-asc", "1", "-dpa", "10.0.0.1", "-dpp", "29550"),
         ("--nnodes", "1"),
         ("--data-parallel-size", "2"),
         ("--data-parallel-size-local", "2", "--data-parallel-size", "2"),

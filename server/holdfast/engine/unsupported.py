@@ -59,15 +59,16 @@ def check_variables(environment: Mapping[str, str]) -> None:
             ) from error
 
 
-UNSUPPORTED = (
-    "--grpc",
-    "--data-parallel-external-lb",
-    "--data-parallel-rank",
-    "--data-parallel-hybrid-lb",
-    "--data-parallel-start-rank",
-    "--data-parallel-multi-port-external-lb",
-)
-"""Flags of `vllm serve` for layouts in which no front end sees the whole engine."""
+UNSUPPORTED = {
+    "--grpc": "",
+    "--data-parallel-external-lb": "-dpe",
+    "--data-parallel-rank": "-dpn",
+    "--data-parallel-hybrid-lb": "-dph",
+    "--data-parallel-start-rank": "-dpr",
+    "--data-parallel-multi-port-external-lb": "-dpm",
+}
+"""Flags of `vllm serve` for layouts in which no front end sees the whole engine, with their short
+forms."""
 UNSUPPORTED_SWITCHES = {
     "--enable-elastic-ep": "an engine that changes its size warms up again while it serves, and "
     "nothing proves what it can do after that",
