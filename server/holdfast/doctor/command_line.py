@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import PurePath
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -20,6 +20,7 @@ _SHELLS = {"sh", "bash", "dash", "ash"}
 _MODULES = {"vllm.entrypoints.openai.api_server": "vllm"}
 _PROGRAMS = {"holdfast", "vllm"}
 _REPLACED_BY_SHELL = re.compile(r"[$`].*", re.DOTALL)
+_MAX_QUOTED_LINES = 100
 _SEPARATOR = re.compile(r"[();<>|&]+")
 
 
@@ -42,7 +43,9 @@ def read_program(words: Sequence[str]) -> Program:
     script_at = _script_position(words)
     if script_at is None:
         return _find_program(words) or Program("", tuple(words))
-    for command in _commands(words[script_at]):
+    # An apostrophe in a here-document would begin a quote, so lines are first read one by one.
+    commands = (_commands(words[script_at], most_lines) for most_lines in (1, _MAX_QUOTED_LINES))
+    for command in chain.from_iterable(commands):
         if found := _find_program(command):
             shell = "" if command[0] == "exec" else words[0]
             return replace(found, shell=shell)
@@ -86,14 +89,25 @@ def _script_position(words: Sequence[str]) -> int | None:
     return position if position < len(words) else None
 
 
-def _commands(script: str) -> Iterator[list[str]]:
-    """Yield the commands of a script as lists of words, split at separators and redirections."""
-    for line in script.replace("\\\n", " ").splitlines():
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+def _commands(script: str, most_lines: int) -> Iterator[list[str]]:
+    """Yield the commands of a script as lists of words, split at separators and redirections.
+
+    What is in quotes may extend over `most_lines`.
+    """
+    lines = script.replace("\\\n", " ").splitlines()
+    while lines:
+        words, line_count = _first_words(lines[:most_lines])
+        lines = lines[line_count:]
+        for is_separator, command in groupby(words, lambda word: bool(_SEPARATOR.fullmatch(word))):
+            if not is_separator:
+                yield [_REPLACED_BY_SHELL.sub(UNKNOWN, word) for word in command]
+
+
+def _first_words(lines: Sequence[str]) -> tuple[list[str], int]:
+    """Return the words of the first line, and the number of lines that its quotes extend over."""
+    for line_count in range(1, len(lines) + 1):
+        lexer = shlex.shlex("\n".join(lines[:line_count]), posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
-        with suppress(ValueError):  # a quote that its line does not close
-            for is_separator, words in groupby(
-                lexer, lambda word: bool(_SEPARATOR.fullmatch(word))
-            ):
-                if not is_separator:
-                    yield [_REPLACED_BY_SHELL.sub(UNKNOWN, word) for word in words]
+        with suppress(ValueError):  # a quote is still open
+            return list(lexer), line_count
+    return [], 1  # a quote that nothing closes

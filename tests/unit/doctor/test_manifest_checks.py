@@ -130,6 +130,20 @@ def test_shells_before_the_server(tmp_path: Path, command: list[str], is_warned:
     assert ("entry-point" in seen) is is_warned
 
 
+@pytest.mark.parametrize("before", ["", "export A='1\n2'\n", "# It's\n"])
+def test_a_quoted_argument_may_have_several_lines(tmp_path: Path, before: str) -> None:
+    """As JSON often does."""
+    script = f"{before}exec vllm serve m \\\n --x '{{\n  \"a\": 1\n}}' -tp 2\necho done"
+    document = deployment(command=["sh", "-c", script], args=[])
+    assert only(tmp_path, document).arguments == ("m", "--x", '{\n  "a": 1\n}', "-tp", "2")
+
+
+def test_an_apostrophe_in_a_here_document_begins_no_quote(tmp_path: Path) -> None:
+    """It would hide the server up to the next apostrophe."""
+    script = "cat <<END\nIt's\nEND\nexec vllm serve m\ncat <<END\nThat's it\nEND"
+    assert only(tmp_path, deployment(command=["sh", "-c", script], args=[])).arguments == ("m",)
+
+
 @pytest.mark.parametrize(
     ("document", "name"),
     [
