@@ -20,6 +20,7 @@ from holdfast.doctor.deployments import (
     whole_number,
 )
 from holdfast.errors import UsageError
+from holdfast.settings.flag import size_bytes
 from holdfast.settings.yaml_files import nodes
 
 COMPOSE_STOP_SECONDS = 10.0
@@ -133,7 +134,19 @@ def _shared_bytes(service: Mapping[str, Any]) -> int | None:
         if str(volume.get("target")).rstrip("/") == SHARED_MEMORY:
             limit = (volume.get("tmpfs") or {}).get("size")
             return None if limit is None else whole_number(limit)
+    for entry in service.get("tmpfs") or []:
+        path, _, options = str(entry).partition(":")
+        if path.rstrip("/") == SHARED_MEMORY:
+            return _tmpfs_bytes(options)
     return whole_number(service.get("shm_size") or DEFAULT_SHARED_BYTES)
+
+
+def _tmpfs_bytes(options: str) -> int | None:
+    """Return the size that mount options give a tmpfs; None for none, or a share."""
+    given = re.search(r"\bsize=([0-9]+)([kmgt]?)(?:,|$)", options.lower())
+    if given is None:
+        return None
+    return size_bytes(f"{given[1]}{given[2]}{'ib' if given[2] else ''}") or None
 
 
 def _mounts(service: Mapping[str, Any]) -> dict[str, bool]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.doctor.deployments import DEFAULT_SHARED_BYTES, SHARED_MEMORY
 from holdfast.errors import UsageError
+from machines import GIB
 from manifests import (
     only,
     service,
@@ -74,6 +76,26 @@ def test_a_variable_without_a_value_is_handed_on(tmp_path: Path) -> None:
     """Whoever starts the container may set it."""
     document = service(environment={"VLLM_PLUGINS": None})
     assert only(tmp_path, document).unknown_variables == {"VLLM_PLUGINS"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "size_bytes"),
+    [
+        (f"{SHARED_MEMORY}:size=8g", 8 * GIB),
+        (f"{SHARED_MEMORY}/:mode=1777,size=1048576k,exec", GIB),
+        (f"{SHARED_MEMORY}:size=1073741824", GIB),
+        (f"{SHARED_MEMORY}:size=50%", None),
+        (f"{SHARED_MEMORY}:size=0", None),
+        (SHARED_MEMORY, None),
+        ("/scratch:size=8g", DEFAULT_SHARED_BYTES),
+    ],
+)
+def test_a_tmpfs_may_be_the_shared_memory(
+    tmp_path: Path, entry: str, size_bytes: int | None
+) -> None:
+    """Its options give its size; without one it is a share of the host's memory."""
+    found = only(tmp_path, service(ipc=None, tmpfs=[entry]))
+    assert (found.problem, found.shared_bytes) == ("", size_bytes)
 
 
 def test_a_size_without_an_end_is_a_problem(tmp_path: Path) -> None:
