@@ -29,6 +29,7 @@ _PRINTED: Mapping[str, type] = {
     "entrypoint": list,
     "environment": dict,
     "tmpfs": list,
+    "gpus": list,
     "volumes": list,
     "restart": str,
     "extends": NoneType,
@@ -163,10 +164,14 @@ def _mounts(service: Mapping[str, Any]) -> dict[str, bool]:
 
 def _gpus(service: Mapping[str, Any]) -> int | None:
     reservations = ((service.get("deploy") or {}).get("resources") or {}).get("reservations") or {}
-    counts = [
-        len(device["device_ids"]) if device.get("device_ids") else device.get("count")
+    reserved = [
+        device
         for device in reservations.get("devices") or []
         if "gpu" in (device.get("capabilities") or [])
+    ]
+    counts = [
+        len(device["device_ids"]) if device.get("device_ids") else device.get("count")
+        for device in (*reserved, *(service.get("gpus") or []))
     ]
     # Compose writes `all` as -1.
     is_counted = len(counts) == 1 and isinstance(counts[0], int) and counts[0] >= 0

@@ -26,6 +26,7 @@ from manifests import (
         ({"extends": {"service": "base"}}, "`extends`"),
         ({"command": "serve m"}, "`command`"),
         ({"tmpfs": "/scratch"}, "`tmpfs`"),
+        ({"gpus": "all"}, "`gpus`"),
         ({"volumes": ["state:/state"]}, "`volumes`"),
         ({"restart": False}, "`restart`"),
     ],
@@ -96,6 +97,22 @@ def test_a_tmpfs_may_be_the_shared_memory(
     """Its options give its size; without one it is a share of the host's memory."""
     found = only(tmp_path, service(ipc=None, tmpfs=[entry]))
     assert (found.problem, found.shared_bytes) == ("", size_bytes)
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpus"),
+    [
+        ([{"count": 1}], 1),
+        ([{"driver": "nvidia", "device_ids": ["0", "3"]}], 2),
+        ([{"count": -1}], None),
+        ([{"count": 1}, {"device_ids": ["3"]}], None),
+    ],
+)
+def test_the_short_way_to_gpus_is_read(
+    tmp_path: Path, devices: list[dict[str, Any]], gpus: int | None
+) -> None:
+    """Compose prints `all` as -1; several requests may name the same GPU."""
+    assert only(tmp_path, service(gpus=devices)).gpus == gpus
 
 
 def test_a_size_without_an_end_is_a_problem(tmp_path: Path) -> None:
