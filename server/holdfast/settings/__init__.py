@@ -212,8 +212,7 @@ def _given(
     if text is not None:
         return True, flag.read(text, flag.name)
     text = environment.get(flag.variable)
-    # A Compose file passes a key that is not set as an empty string.
-    if text is None or (flag.is_secret and not text):
+    if not text:  # Compose passes a variable that is not set as an empty one
         return False, None
     # A cluster sets HOLDFAST_NODE_PORT to an address beside a Service named `holdfast-node`.
     if flag.variable.endswith("_PORT") and "://" in text:

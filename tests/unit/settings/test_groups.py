@@ -196,11 +196,17 @@ def test_the_address_of_a_service_is_not_a_port() -> None:
         read([], {"HOLDFAST_LEARNED_RESTART": "tcp://10.96.0.1:29600"})
 
 
-def test_an_empty_variable_of_a_secret_is_none() -> None:
-    """A Compose file hands on what is not set as empty; as a flag it is a mistake."""
-    assert read([], {"HOLDFAST_ADMIN_API_KEY": ""}).keys.admin_api_key is None
-    with pytest.raises(UsageError):
-        read(["--admin-api-key", ""], {})
+@pytest.mark.parametrize("name", FLAGS)
+def test_an_empty_variable_is_not_set(name: str) -> None:
+    """A Compose file hands on what is not set as empty."""
+    assert read([], {FLAGS[name].variable: ""}) == Settings()
+
+
+@pytest.mark.parametrize("name", ["--admin-api-key", "--log-format", "--learned-dir"])
+def test_an_empty_flag_is_a_mistake(name: str) -> None:
+    """Nobody writes one for what is not set."""
+    with pytest.raises(UsageError, match=name):
+        read([name, ""], {})
 
 
 @pytest.mark.parametrize(
