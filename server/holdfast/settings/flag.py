@@ -170,17 +170,13 @@ def token_count(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """Parse a whole number, 0 or more; ValueError for anything else."""
-    if not re.fullmatch("[0-9]{1,6}", text):
-        raise ValueError("expected a number, 0 or more")
-    return int(text)
+    """Parse a whole number from 0; ValueError for anything else."""
+    return _whole_number(text, 0)
 
 
 def positive_count(text: str) -> int:
-    """Parse a whole number, 1 or more; ValueError for anything else."""
-    if not (number := count(text)):
-        raise ValueError("expected a number, 1 or more")
-    return number
+    """Parse a whole number from 1; ValueError for anything else."""
+    return _whole_number(text, 1)
 
 
 def port_number(text: str) -> int:
@@ -238,6 +234,12 @@ def boolean(text: str) -> bool:
     if text.lower() not in _TRUE | _FALSE:
         raise ValueError("expected 1 or 0")
     return text.lower() in _TRUE
+
+
+def _whole_number(text: str, least: int) -> int:
+    if not re.fullmatch("[0-9]{1,6}", text) or int(text) < least:
+        raise ValueError(f"expected a number from {least} to 999999")
+    return int(text)
 
 
 def _number(text: str) -> float:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.settings.flag import (
     boolean,
+    count,
     directory_or_none,
     file_path,
     headroom_fraction,
@@ -79,6 +80,15 @@ def test_what_is_out_of_range_is_refused(parse: Callable[[str], object], text: s
     """With a ValueError that says what was expected, however huge the value."""
     with pytest.raises(ValueError, match="expected"):
         parse(text)
+
+
+@pytest.mark.parametrize(("parse", "least"), [(count, 0), (positive_count, 1)])
+def test_the_limits_of_a_count_are_told(parse: Callable[[str], int], least: int) -> None:
+    """Whichever is exceeded, what is allowed is in the sentence."""
+    assert (parse(str(least)), parse("999999")) == (least, 999_999)
+    for text in (str(least - 1), "1000000"):
+        with pytest.raises(ValueError, match=f"^expected a number from {least} to 999999$"):
+            parse(text)
 
 
 @pytest.mark.parametrize(
