@@ -44,13 +44,19 @@ def _check_count(machine: Machine, layout: Layout) -> Iterator[Finding]:
         yield failure(
             "gpu",
             f"{layout.ranks} GPUs needed on this node, {len(gpu_facts.gpus)} found.",
-            "give the container its GPUs (`--gpus all`), or lower --tensor-parallel-size.",
+            f"give the container its GPUs (`--gpus all`){or_fewer_ranks(layout)}.",
             is_sure=not layout.has_ray,
         )
     elif problem := _problem_of_device_ids(layout, len(gpu_facts.gpus)):
         yield failure("gpu", problem, "name a GPU of this node for each rank in --device-ids.")
     else:
         yield from _each_gpu(machine, layout)
+
+
+def or_fewer_ranks(layout: Layout) -> str:
+    """Return the rest of a remedy, which names the sizes that can be lower; empty if none can."""
+    flags = " or ".join(layout.flags_of_ranks)
+    return f", or lower {flags}" if flags else ""
 
 
 def _each_gpu(machine: Machine, layout: Layout) -> Iterator[Finding]:

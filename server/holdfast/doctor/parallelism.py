@@ -60,6 +60,17 @@ class Layout:
         return max(1, self.ranks_everywhere // self.nodes)
 
     @property
+    def flags_of_ranks(self) -> tuple[str, ...]:
+        """The flags that ask for more than one rank."""
+        sizes = {
+            "--tensor-parallel-size": self.tensor_parallel_size,
+            "--pipeline-parallel-size": self.pipeline_parallel_size,
+            "--prefill-context-parallel-size": self.prefill_context_parallel_size,
+            "--data-parallel-size": self.data_parallel_size,
+        }
+        return tuple(flag for flag, size in sizes.items() if size > 1)
+
+    @property
     def has_ray(self) -> bool:
         """Whether Ray decides which node a rank runs on."""
         return self.executor == "ray"

@@ -195,6 +195,22 @@ def test_gpus_that_are_not_there(gpu_facts: GpuFacts, layout: Layout, severity: 
     assert found(replace(CUDA, gpu_facts=gpu_facts), layout)["gpu"].severity == severity
 
 
+@pytest.mark.parametrize(
+    ("layout", "remedy"),
+    [
+        (Layout(4), ", or lower --tensor-parallel-size."),
+        (Layout(data_parallel_size=4), ", or lower --data-parallel-size."),
+        (Layout(2, 2), ", or lower --tensor-parallel-size or --pipeline-parallel-size."),
+        (Layout(), "give the container its GPUs (`--gpus all`)."),
+    ],
+)
+def test_only_sizes_above_one_can_be_lowered(layout: Layout, remedy: str) -> None:
+    """The remedy names none that is 1 already."""
+    gpus = () if layout == Layout() else (H100,)
+    machine = replace(CUDA, gpu_facts=GpuFacts(gpus, ARCHITECTURES))
+    assert found(machine, layout)["gpu"].remedy.endswith(remedy)
+
+
 def test_a_gpu_that_the_cpu_build_leaves_idle_is_a_warning() -> None:
     """It serves, but not where the operator thinks."""
     assert found(replace(CPU, gpu_facts=SPARK.gpu_facts))["gpu"].severity is Severity.WARNING

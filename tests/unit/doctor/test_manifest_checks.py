@@ -214,7 +214,9 @@ def test_what_comes_from_elsewhere_is_not_called_unset(tmp_path: Path) -> None:
 )
 def test_more_ranks_than_gpus_of_the_container(tmp_path: Path, document: dict[str, Any]) -> None:
     """vLLM would find too few."""
-    assert checked(tmp_path, document)["gpu"].severity is Severity.FAILURE
+    finding = checked(tmp_path, document)["gpu"]
+    assert finding.severity is Severity.FAILURE
+    assert finding.remedy == "give the container more, or lower --tensor-parallel-size."
 
 
 @pytest.mark.parametrize(
