@@ -170,7 +170,8 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, action="store_true")
     for flag in ("--distributed-executor-backend", "--master-addr"):
         parser.add_argument(flag, default="")
-    parser.add_argument("--kv-cache-memory-bytes")
+    # vLLM's log advises the second name, which is an abbreviation to its parser.
+    parser.add_argument("--kv-cache-memory-bytes", "--kv-cache-memory")
     parser.add_argument("--device-ids", type=_device_ids, default=())
     parser.add_argument(
         "--gpu-memory-utilization",

@@ -31,6 +31,8 @@ def test_the_share_of_memory_is_that_of_vllm() -> None:
         (["m", "--enable-sleep-mode"], Layout(may_sleep=True, has_cumem_allocator=True)),
         (["m", "--kv-transfer-config", '{"kv_connector": "N"}'], Layout(has_kv_connector=True)),
         (["m", "--gpu-memory-utilization", "0.5"], Layout(gpu_memory_utilization=0.5)),
+        (["m", "--kv-cache-memory-bytes", "1G"], Layout(has_kv_cache_size=True)),
+        (["m", "--kv-cache-memory=1073741824"], Layout(has_kv_cache_size=True)),
         (["m", "--device-ids", "3, 1"], Layout(device_ids=(3, 1))),
         (["m", "--device-ids=GPU-a,GPU-b"], Layout(device_ids=("GPU-a", "GPU-b"))),
         (["m", "--master-addr", "10.0.0.1"], Layout(master_address="10.0.0.1")),
