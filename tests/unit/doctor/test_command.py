@@ -64,6 +64,15 @@ def test_the_lines_for_people_have_every_finding_and_remedy() -> None:
     assert lines[-1] == f"ok: {len(seen) - 1}, warning: 1, failure: 0"
 
 
+def test_what_a_terminal_cannot_show_is_replaced(tmp_path: Path) -> None:
+    """YAML may hold half of a surrogate pair, which no output can encode, or escape sequences."""
+    name = r'"p\ud800\e[2J"'
+    text = f"metadata: {{name: {name}}}\nspec: {{containers: [{{image: holdfast, args: [serve]}}]}}"
+    done = doctor("--manifest", str(text_of(tmp_path, text)))
+    assert done.returncode in {0, 2}, done.stderr
+    assert "file.yaml: p\ufffd\ufffd[2J/container:" in done.stdout
+
+
 def test_the_command_is_content_with_this_machine() -> None:
     """A real run ends with 0, and says what it looked at."""
     done = doctor("--demo", "--json")
