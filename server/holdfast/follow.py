@@ -223,9 +223,9 @@ class LocalRanks:
         logger.error("generation %d is lost: %s", generation, death)
         self._told().engine_lost(generation, death)
 
-    def engine_refused(self, generation: int, line: str) -> None:
+    def engine_refused(self, generation: int, line: str, *, is_final: bool) -> None:
         """Pass on that this node cannot run what it was handed out."""
-        self._told().engine_refused(generation, line)
+        self._told().engine_refused(generation, line, is_final=is_final)
 
     def engine_ended(self, generation: int) -> None:
         """Pass on that no process of the engine is left."""

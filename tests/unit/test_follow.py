@@ -46,8 +46,8 @@ class Dialer:
     def engine_lost(self, generation: int, death: Death) -> None:
         self.told.append((generation, death))
 
-    def engine_refused(self, generation: int, line: str) -> None:
-        self.told.append((generation, line))
+    def engine_refused(self, generation: int, line: str, *, is_final: bool) -> None:
+        self.told.append((generation, line, is_final))
 
     def engine_ended(self, generation: int) -> None:
         self.told.append(generation)
@@ -93,11 +93,11 @@ def test_everything_is_passed_on() -> None:
     ranks.start(ORDER)
     ranks.ranks_changed(3, [a_rank()], is_compiling=True)
     ranks.engine_lost(3, death)
-    ranks.engine_refused(3, "a line")
+    ranks.engine_refused(3, "a line", is_final=True)
     ranks.stop(3, "a reason")
     ranks.engine_ended(3)
     assert processes.told == [ORDER, (3, "a reason")]
-    assert dialer.told == [(3, (a_rank(),), True), (3, death), (3, "a line"), 3]
+    assert dialer.told == [(3, (a_rank(),), True), (3, death), (3, "a line", True), 3]
 
 
 def test_the_newest_ranks_are_those_that_have_processes() -> None:

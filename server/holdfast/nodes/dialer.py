@@ -109,9 +109,10 @@ class Dialer:
         """Report that the engine cannot go on."""
         self._do(self._follower.engine_lost(generation, death, time.monotonic()))
 
-    def engine_refused(self, generation: int, line: str) -> None:
+    def engine_refused(self, generation: int, line: str, *, is_final: bool) -> None:
         """Report that this node cannot run what it was handed out, for the reason in `line`."""
-        self._do(self._follower.engine_refused(generation, line, time.monotonic()))
+        now = time.monotonic()
+        self._do(self._follower.engine_refused(generation, line, now, is_final=is_final))
 
     def engine_ended(self, generation: int) -> None:
         """Report that no process of the engine is left."""

@@ -57,7 +57,7 @@ class Reports(Protocol):
     def engine_lost(self, generation: int, death: Death) -> None:
         """Report that the engine cannot go on."""
 
-    def engine_refused(self, generation: int, line: str) -> None:
+    def engine_refused(self, generation: int, line: str, *, is_final: bool) -> None:
         """Report that this node cannot run what it was handed out, for the reason in `line`."""
 
     def engine_ended(self, generation: int) -> None:
@@ -130,11 +130,18 @@ class EngineProcesses:
                 # First, since the head learns from what a rank was refused at its end.
                 await self._report_ranks(order, directory)
                 if process.poll() == ExitCode.USAGE:
-                    reports.engine_refused(order.generation, refusal(directory) or death.reason)
+                    line = refusal(directory) or death.reason
+                    reports.engine_refused(order.generation, line, is_final=True)
                 else:
                     reports.engine_lost(order.generation, death)
         except (OSError, psutil.Error) as error:
-            reports.engine_lost(order.generation, _failure(error, has_started=process is not None))
+            if process is None:
+                # Not the death of an engine: what this node is short of, another one may have.
+                line = f"cannot start the engine's process: {error}"
+                reports.engine_refused(order.generation, line, is_final=False)
+            else:
+                death = Death("unknown", f"cannot watch the engine's process: {error}")
+                reports.engine_lost(order.generation, death)
         finally:
             try:
                 await self._clean_up(order, directory, process)
@@ -228,12 +235,6 @@ class EngineProcesses:
         if self.reports is None:
             raise RuntimeError("no receiver is set for reports of the engine's processes")
         return self.reports
-
-
-def _failure(error: Exception, *, has_started: bool) -> Death:
-    if has_started:
-        return Death("unknown", f"cannot watch the engine's process: {error}")
-    return Death("start_failure", f"cannot start the engine's process: {error}")
 
 
 def _watch(

@@ -199,14 +199,17 @@ class Follower:
         return self._flushed(now_seconds)
 
     def engine_refused(
-        self, generation: int, line: str, now_seconds: float
+        self, generation: int, line: str, now_seconds: float, *, is_final: bool
     ) -> list[FollowerAction]:
-        """Handle that this node cannot run what it was handed out, for the reason in `line`."""
+        """Handle that this node cannot run what it was handed out, for the reason in `line`.
+
+        `is_final` says whether that has to be changed on one of the nodes, and does not pass.
+        """
         if self._engine is not None and self._engine.generation == generation:
             self._tell(Goodbye(line[:MAX_REASON_CHARACTERS]))
             self._flush()
             self._refused(line, now_seconds, is_final=False)
-            if not self._has_ever_run:
+            if is_final and not self._has_ever_run:
                 self._actions.append(GiveUp(line))
         return self._flushed(now_seconds)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -81,7 +82,8 @@ class Heard:
     def __init__(self) -> None:
         self.ranks: list[RankStats] = []
         self.deaths: list[Death] = []
-        self.refusals: list[str] = []
+        self.refusals: list[tuple[str, bool]] = []
+        """Each with whether it is final."""
         self.ended: list[int] = []
         self.is_compiling = False
 
@@ -89,9 +91,9 @@ class Heard:
         assert generation == 1
         self.deaths.append(death)
 
-    def engine_refused(self, generation: int, line: str) -> None:
+    def engine_refused(self, generation: int, line: str, *, is_final: bool) -> None:
         assert generation == 1
-        self.refusals.append(line)
+        self.refusals.append((line, is_final))
 
     def engine_ended(self, generation: int) -> None:
         self.ended.append(generation)
@@ -342,16 +344,39 @@ def test_ranks_leave_what_their_own_host_needs(tmp_path: Path) -> None:
     assert orders == [replace(ORDER, spec=replace(SPEC, kept_host_bytes=guard.ample_bytes()))]
 
 
-def test_a_process_that_cannot_start_is_a_death(tmp_path: Path) -> None:
-    """With the reason."""
+def full_disk(_: Start, directory: Path) -> Sequence[str]:
+    """As it is met when the order is written."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory / "order.json"))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(lambda *_: ["/nonexistent"], "No such file"), (full_disk, "No space left on device")],
+)
+def test_a_process_that_cannot_start_is_not_a_death(
+    tmp_path: Path, make: Callable[[Start, Path], Sequence[str]], reason: str
+) -> None:
+    """The head would end with its first engine, although a spare may have what is missing here."""
 
     async def scene(_: EngineProcesses, heard: Heard) -> None:
         await until(lambda: heard.ended)
 
-    _, heard = run(tmp_path, scene, lambda *_: ["/nonexistent"])
-    (death,) = heard.deaths
-    assert death.cause == "start_failure"
-    assert "No such file" in death.reason
+    _, heard = run(tmp_path, scene, make)
+    ((line, is_final),) = heard.refusals
+    assert line.startswith("cannot start the engine's process: ")
+    assert reason in line
+    assert (heard.deaths, is_final) == ([], False)
+
+
+def test_a_directory_that_cannot_be_made_is_not_a_death(tmp_path: Path) -> None:
+    """Its clean-up finds nothing, and ends."""
+
+    async def scene(_: EngineProcesses, heard: Heard) -> None:
+        await until(lambda: heard.ended)
+
+    (tmp_path / "file").touch()
+    _, heard = run(tmp_path / "file", scene)
+    assert (heard.deaths, len(heard.refusals)) == ([], 1)
 
 
 REFUSAL = """
@@ -376,7 +401,7 @@ def test_ranks_that_this_node_cannot_run_are_not_a_death(tmp_path: Path) -> None
         return [sys.executable, "-c", REFUSAL, str(directory)]
 
     _, heard = run(tmp_path, scene, refusing)
-    assert (heard.deaths, heard.refusals) == ([], ["other GPUs. Remedy: none."])
+    assert (heard.deaths, heard.refusals) == ([], [("other GPUs. Remedy: none.", True)])
 
 
 def test_a_generation_whose_statistics_cannot_be_read_ends_all_the_same(

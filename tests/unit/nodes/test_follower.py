@@ -265,7 +265,8 @@ def test_a_node_that_has_memory_again_when_its_engine_has_ended_stays() -> None:
 def test_a_node_that_cannot_run_what_it_gets_gives_up_and_costs_the_head_a_node() -> None:
     """The head waits for one that can, and does not end because of this one."""
     network, node = a_running_node()
-    network.node_does(node, node.machine.engine_refused(1, "other GPUs", network.now))
+    refused = node.machine.engine_refused(1, "other GPUs", network.now, is_final=True)
+    network.node_does(node, refused)
     assert (node.given_up, node.is_stop_asked) == ("other GPUs", True)
     network.settle()
     (lost,) = (one for one in network.seen if isinstance(one, GenerationLost))
@@ -277,9 +278,27 @@ def test_a_node_that_has_run_ranks_before_tries_again_when_it_cannot() -> None:
     """The next head may hand out what fits again."""
     network, node = a_running_node()
     network.node_does(node, node.machine.ranks_changed(1, [a_rank(rank=1)], network.now))
-    network.node_does(node, node.machine.engine_refused(1, "other GPUs", network.now))
+    refused = node.machine.engine_refused(1, "other GPUs", network.now, is_final=True)
+    network.node_does(node, refused)
     network.settle()
     network.stop_engine(node)
+    assert (node.given_up, node.machine.state) == ("", "away")
+    assert not node.machine.wants_connection(network.now + RETRY_SECONDS)
+    assert node.machine.wants_connection(network.now + SPARE_RETRY_SECONDS)
+
+
+def test_a_node_that_cannot_start_its_process_lets_a_spare_go_first() -> None:
+    """It tries again itself, since a disk that is full now may have space later."""
+    network, node = a_running_node()
+    network.join(spare := network.add("c"))
+    line = "cannot start the engine's process: No space left on device"
+    network.node_does(node, node.machine.engine_refused(1, line, network.now, is_final=False))
+    network.settle()
+    network.stop_engine(node)
+    (lost,) = (one for one in network.seen if isinstance(one, GenerationLost))
+    assert (lost.death, lost.reason) == (None, f"it leaves: {line}")
+    network.join(spare)
+    assert network.head.followers == ("c",)
     assert (node.given_up, node.machine.state) == ("", "away")
     assert not node.machine.wants_connection(network.now + RETRY_SECONDS)
     assert node.machine.wants_connection(network.now + SPARE_RETRY_SECONDS)
@@ -314,7 +333,8 @@ def test_what_is_said_of_another_generation_is_ignored() -> None:
     """It may be late."""
     network, node = a_running_node()
     network.node_does(node, node.machine.engine_lost(2, KILLED, network.now))
-    network.node_does(node, node.machine.engine_refused(2, "other GPUs", network.now))
+    refused = node.machine.engine_refused(2, "other GPUs", network.now, is_final=True)
+    network.node_does(node, refused)
     network.node_does(node, node.machine.engine_ended(2, network.now))
     network.node_does(node, node.machine.ranks_changed(2, [a_rank(rank=1)], network.now))
     network.settle()
