@@ -124,11 +124,12 @@ class NodeGenerations:
         moved.set()
 
     async def until_complete(self, on_wait: Callable[[str], None]) -> None:
-        """Return once enough followers are free; `on_wait` gets the reason for each wait.
+        """Return once enough followers are free; `on_wait` gets each new reason to wait.
 
         It may take forever: another machine has to be switched on.
         """
         self._may_have_new_files = True
+        told = ""
         while True:
             if self._may_have_new_files:
                 self._may_have_new_files = False
@@ -137,7 +138,10 @@ class NodeGenerations:
                     self._head.model_read(await asyncio.to_thread(self._find_digest))
             if self._head.is_complete:
                 return
-            on_wait(self._missing())
+            # Whatever connects to the port moves it, and would fill the log.
+            if (reason := self._missing()) != told:
+                told = reason
+                on_wait(reason)
             await self._moved.wait()
 
     @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -301,6 +301,29 @@ def test_a_refused_connection_is_counted_by_its_reason() -> None:
         assert set(scene.refused) == {"wrong_key"}
 
     play(act)
+
+
+def test_a_reason_to_wait_is_told_once_whatever_connects() -> None:
+    """A scanner of ports would fill the log; what changes is told."""
+
+    async def act(scene: Scene) -> None:
+        waiting = asyncio.create_task(scene.until_complete())
+        await scene.until(lambda: scene.waits)
+        with ExitStack() as strangers:
+            for _ in range(3):
+                address = ("127.0.0.1", scene.port)
+                stranger = strangers.enter_context(socket.create_connection(address))
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            await scene.until(lambda: len(scene.refused) == 3)
+        async with following(scene.port):
+            await scene.until(lambda: len(scene.waits) > 1)
+            assert scene.waits == [
+                "waiting for other nodes: 0 of 2 joined",
+                "waiting for other nodes: 1 of 2 joined",
+            ]
+        waiting.cancel()
+
+    play(act, replace(ENGINE, nodes=3))
 
 
 def test_nodes_that_are_gone_are_forgotten_in_the_end() -> None:
