@@ -157,7 +157,7 @@ class EngineLauncher(Protocol):
         """Return the directory that the ranks of a generation write to."""
 
     async def until_startable(self, on_wait: Callable[[str], None]) -> None:
-        """Return once all nodes that the engine needs are free; `on_wait` gets what is missing."""
+        """Return once all nodes that the engine needs are free; `on_wait` gets why it waits."""
 
     def running(self, spec: WorkspaceSpec) -> AbstractAsyncContextManager[Engine]:
         """Run an engine while entered. All its ranks have reported; no process is left behind.

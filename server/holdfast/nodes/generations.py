@@ -124,9 +124,10 @@ class NodeGenerations:
         moved.set()
 
     async def until_complete(self, on_wait: Callable[[str], None]) -> None:
-        """Return once enough followers are free; `on_wait` gets each new reason to wait.
+        """Return once enough followers are free; `on_wait` gets each new reason for the wait.
 
-        It may take forever: another machine has to be switched on.
+        It may take forever: another machine has to be switched on. After a wait, `on_wait` also
+        gets the reason for what follows.
         """
         self._may_have_new_files = True
         told = ""
@@ -137,6 +138,8 @@ class NodeGenerations:
                 with suppress(UsageError):
                     self._head.model_read(await asyncio.to_thread(self._find_digest))
             if self._head.is_complete:
+                if told:  # it would stay the reason of the state until the engine has started
+                    on_wait("starting the engine on all nodes")
                 return
             # Whatever connects to the port moves it, and would fill the log.
             if (reason := self._missing()) != told:

@@ -90,14 +90,18 @@ def play(
 
 
 def test_a_generation_waits_for_the_nodes_and_says_so() -> None:
-    """It may take as long as somebody needs to switch a machine on."""
+    """It may take as long as somebody needs to switch a machine on. Then it waits no more."""
 
     async def act(scene: Scene) -> None:
         waiting = asyncio.create_task(scene.until_complete())
         await scene.until(lambda: scene.waits)
         async with following(scene.port):
             await waiting
-        assert scene.waits[0] == "waiting for other nodes: 0 of 1 joined"
+            await scene.until_complete()
+        assert scene.waits == [
+            "waiting for other nodes: 0 of 1 joined",
+            "starting the engine on all nodes",
+        ]
 
     play(act)
 
