@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 PORT_DRAWS = 100
 """How often a port is drawn until it is not that of the last generation."""
+SLOW_FILES_SECONDS = 2.0
+"""A longer look at the model's files is told."""
 MAX_KNOWN_NODES = 64
 """Nodes that are gone are forgotten from there on, the oldest first."""
 
@@ -66,6 +69,8 @@ class NodeGenerations:
         self._engine = engine
         self._on_refused = on_refused
         self._find_digest = find_digest
+        # The end of the loop would wait for its own threads, even on a file system that hangs.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="model files")
         self._may_have_new_files = False
         self._remote: RemoteRanks | None = None
         self._known: dict[str, NodeStatus] = {}
@@ -131,21 +136,35 @@ class NodeGenerations:
         """
         self._may_have_new_files = True
         told = ""
+
+        def tell(reason: str) -> None:
+            nonlocal told
+            if reason != told:  # whatever connects to the port moves it, and would fill the log
+                told = reason
+                on_wait(reason)
+
         while True:
             if self._may_have_new_files:
                 self._may_have_new_files = False
-                # Files that cannot be read now, perhaps since they are copied, may end the start.
-                with suppress(UsageError):
-                    self._head.model_read(await asyncio.to_thread(self._find_digest))
+                await self._read_model(tell)
             if self._head.is_complete:
                 if told:  # it would stay the reason of the state until the engine has started
-                    on_wait("starting the engine on all nodes")
+                    tell("starting the engine on all nodes")
                 return
-            # Whatever connects to the port moves it, and would fill the log.
-            if (reason := self._missing()) != told:
-                told = reason
-                on_wait(reason)
+            tell(self._missing())
             await self._moved.wait()
+
+    async def _read_model(self, tell: Callable[[str], None]) -> None:
+        """Have followers compare the model's files with those that are here now."""
+        digest = asyncio.get_running_loop().run_in_executor(self._reader, self._find_digest)
+        try:
+            if not (await asyncio.wait({digest}, timeout=SLOW_FILES_SECONDS))[0]:
+                tell("reading the sizes of the model's files")
+            # Files that cannot be read now, perhaps since they are copied, may end the start.
+            with suppress(UsageError):
+                self._head.model_read(await digest)
+        finally:
+            digest.cancel()
 
     @asynccontextmanager
     async def generation(self, spec: WorkspaceSpec) -> AsyncIterator[RemoteRanks]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -283,6 +284,29 @@ def test_a_model_that_cannot_be_read_does_not_end_the_wait() -> None:
             await scene.until_complete()
 
     play(act, find_digest=find_digest)
+
+
+def test_files_that_hang_are_told_and_do_not_keep_the_head_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of a share whose server is away do; the loop would wait for its own threads."""
+    monkeypatch.setattr("holdfast.nodes.generations.SLOW_FILES_SECONDS", 0.01)
+    hangs, has_ended = threading.Event(), threading.Event()
+
+    def find_digest() -> str:
+        hangs.wait(DEADLINE_SECONDS)
+        has_ended.set()
+        return FACTS.model_digest
+
+    async def act(scene: Scene) -> None:
+        waiting = asyncio.create_task(scene.until_complete())
+        await scene.until(lambda: scene.waits)
+        assert scene.waits == ["reading the sizes of the model's files"]
+        waiting.cancel()
+
+    play(act, find_digest=find_digest)
+    assert not has_ended.is_set()
+    hangs.set()
 
 
 def test_a_generation_without_its_nodes_is_refused() -> None:
