@@ -158,6 +158,8 @@ def _stop_of_follower(deployment: Deployment) -> Finding:
     if deployment.stop_seconds >= needed_seconds:
         return ok(name, seen)
     remedy = f"{_stop_setting(deployment, needed_seconds)}."
+    if drain_seconds and deployment.stop_seconds <= deployment.pre_stop_seconds + drain_seconds:
+        return warning(name, f"{seen}: its ranks are killed while the head drains.", remedy)
     return warning(name, f"{seen}: an engine that stops slowly is killed.", remedy)
 
 

@@ -67,7 +67,8 @@ class StopSettings:
         0.0,
         "SECONDS",
         "how long the ranks keep running after SIGTERM, so that a head that is stopped at the "
-        "same moment can drain; 0 leaves at once, and ends the engine",
+        "same moment can drain; what stops the follower must allow 30 s more. 0 leaves at once, and "
+        "ends the engine",
         shown="0",
     )
 

@@ -300,6 +300,23 @@ def test_what_ends_a_follower(tmp_path: Path, document: dict[str, Any], warned: 
 
 
 @pytest.mark.parametrize(
+    ("document", "is_cut_off"),
+    [
+        (service(command=["follow", "h"], stop_grace_period="0s"), False),
+        (service(command=["follow", "h", DRAIN], stop_grace_period="60s"), True),
+        (service(command=["follow", "h", DRAIN], stop_grace_period="61s"), False),
+        (deployment(args=["follow", "h", DRAIN], terminationGracePeriodSeconds=75), True),
+    ],
+)
+def test_a_follower_that_cannot_outlive_the_drain_of_its_head(
+    tmp_path: Path, document: dict[str, Any], *, is_cut_off: bool
+) -> None:
+    """The warning says what happens to answers, not only to an engine that stops slowly."""
+    seen = {one.name: one.seen for one in check_follower(only(tmp_path, document))}
+    assert ("killed while the head drains" in seen["stop-time-out"]) == is_cut_off
+
+
+@pytest.mark.parametrize(
     "command",
     [
         ["holdfast", "follow", "h"],
