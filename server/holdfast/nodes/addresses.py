@@ -26,7 +26,11 @@ ANY_PORT = 9
 """Of a socket that sends nothing."""
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 ABSENCE_SECONDS = 3600.0
-"""How long an address may be missing. Starts that wait this long never reach the unit's limit."""
+"""How long an address may be missing.
+
+Starts that wait this long never reach the limit of systemd's unit, which counts within hours.
+Docker counts over the life of a container.
+"""
 _POLL_SECONDS = 1.0
 _NOT_YET = {errno.EADDRNOTAVAIL, socket.EAI_AGAIN}
 """No interface has the address, or no name server answers: time may change both."""
