@@ -61,7 +61,8 @@ def peer_name(text: str) -> PeerName:
         return PeerName(*head_address(text))
     except UsageError:
         raise argparse.ArgumentTypeError(
-            f"expected HOST or HOST:PORT, with an IPv6 address in brackets, not {text!r}"
+            "expected HOST or HOST:PORT, with an IPv6 address in brackets before a port, not "
+            f"{text!r}"
         ) from None
 
 

@@ -67,8 +67,8 @@ class StopSettings:
         0.0,
         "SECONDS",
         "how long the ranks keep running after SIGTERM, so that a head that is stopped at the "
-        "same moment can drain; what stops the follower must allow 30 s more. 0 leaves at once, and "
-        "ends the engine",
+        "same moment can drain; what stops the follower must allow 30 s more. 0 leaves at once, "
+        "and ends the engine",
         shown="0",
     )
 
@@ -195,9 +195,13 @@ def of_headless(settings: Settings) -> FollowSettings:
 def head_address(text: str) -> tuple[str, int]:
     """Parse HOST, HOST:PORT or [IPv6]:PORT; the port is that of `--node-port` by default.
 
+    An IPv6 address without brackets has no port, as in `--master-addr`.
+
     Raises:
         UsageError: it is something else.
     """
+    if is_ipv6(text):
+        return text, NodeSettings().port
     found = _ADDRESS.fullmatch(text)
     host = (found["ipv6"] or found["name"] or "") if found else ""
     try:
@@ -207,7 +211,8 @@ def head_address(text: str) -> tuple[str, int]:
     except ValueError as error:
         raise UsageError(
             f"the address of the server: {error}, not {text!r}.",
-            remedy="write it as 10.0.0.1 or 10.0.0.1:29600, and an IPv6 address in brackets.",
+            remedy="write it as 10.0.0.1 or 10.0.0.1:29600, and an IPv6 address with a port in "
+            "brackets.",
         ) from None
     return host, port
 

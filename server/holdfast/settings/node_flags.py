@@ -32,7 +32,7 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--master-addr",
-        type=host,
+        type=address_for_all,
         help="address at which the other nodes reach the head",
     )
     group.add_argument(
@@ -81,10 +81,18 @@ def refuse_misfits(namespace: argparse.Namespace, nodes: NodeSettings) -> None:
         )
 
 
-def host(text: str) -> str:
-    """Parse a host name or an address; an ArgumentTypeError for anything else, such as a port."""
+def address_for_all(text: str) -> str:
+    """Parse a host name or an address; an ArgumentTypeError for anything else, such as a port.
+
+    Other nodes cannot use one with an interface of this machine, nor can vLLM.
+    """
     if not is_host(text):
         raise argparse.ArgumentTypeError(f"expected a host name or an address, not {text!r}")
+    if "%" in text:
+        raise argparse.ArgumentTypeError(
+            f"expected an address that all nodes can use, not {text!r}, which names an interface "
+            "of this machine; give the cable addresses that are not link-local"
+        )
     return text
 
 

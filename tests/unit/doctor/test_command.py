@@ -349,7 +349,7 @@ def test_a_peer_that_does_not_exist_is_a_failure(tmp_path: Path) -> None:
     assert {"manifest.yaml: server", "peer 127.0.0.1"} <= {one["source"] for one in findings(done)}
 
 
-@pytest.mark.parametrize("flags", [("--peer", "::1"), ("--peer", "a", "--peer-port", "0")])
+@pytest.mark.parametrize("flags", [("--peer", "::1:"), ("--peer", "a", "--peer-port", "0")])
 def test_a_wrong_peer_is_bad_usage(flags: tuple[str, ...]) -> None:
     """It is one line that says how to write it."""
     done = doctor(*flags)

@@ -23,6 +23,7 @@ PATIENCE_SECONDS = 120.0
         ("10.0.0.2:29601", PeerName("10.0.0.2", 29601)),
         ("[fe80::1%eth0]", PeerName("fe80::1%eth0", NODE_PORT)),
         ("[::1]:5", PeerName("::1", 5)),
+        ("::1", PeerName("::1", NODE_PORT)),
     ],
 )
 def test_a_peer_is_given_as_a_follower_gives_its_head(text: str, name: PeerName) -> None:
@@ -31,7 +32,7 @@ def test_a_peer_is_given_as_a_follower_gives_its_head(text: str, name: PeerName)
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":1", "a:", "a:b", "a:0", "a:65536", "::1", "http://a", "[::1", "[]", "a:1:2"]
+    "text", ["", ":1", "a:", "a:b", "a:0", "a:65536", "::1:", "http://a", "[::1", "[]", "a:1:2"]
 )
 def test_anything_else_is_refused(text: str) -> None:
     """It is bad usage."""

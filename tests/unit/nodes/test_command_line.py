@@ -87,10 +87,12 @@ def test_a_variable_of_another_flag_is_not_read() -> None:
         ("head.example:1", ("head.example", 1)),
         ("[fe80::1]", ("fe80::1", 29600)),
         ("[fe80::1%eth0]:65535", ("fe80::1%eth0", 65535)),
+        ("fd00::1", ("fd00::1", 29600)),
+        ("fe80::1%eth0", ("fe80::1%eth0", 29600)),
     ],
 )
 def test_an_address_is_read(text: str, address: tuple[str, int]) -> None:
-    """IPv6 stands in brackets."""
+    """IPv6 stands in brackets if a port follows; one text may be that of the head's flag too."""
     assert head_address(text) == address
 
 
@@ -98,7 +100,8 @@ def test_an_address_is_read(text: str, address: tuple[str, int]) -> None:
     "text",
     [
         *("", ":", ":29600", "host:", "host:0", "host:65536", "host:1:2", "host:-1", "host:port"),
-        *("fe80::1", "[fe80::1]x", "[fe80::1]:", "[fe80::1", "[10.0.0.1]:5", "[]:5", "[]"),
+        *("fe80::1:29600", "fe80:::1", "[fe80::1]x", "[fe80::1]:", "[fe80::1", "[10.0.0.1]:5"),
+        *("[]:5", "[]"),
         *("http://host:1", "a b", "host:\N{ARABIC-INDIC DIGIT ONE}", "a/b"),
     ],
 )

@@ -98,6 +98,7 @@ def test_a_master_port_is_accepted() -> None:
         ((*HEAD, "--node-port=65536"), "--node-port: expected a port from 1 to 65535"),
         ((*HEAD, "--master-addr=10.0.0.1:29500"), "expected a host name or an address"),
         ((*HEAD, "--master-addr="), "expected a host name or an address"),
+        ((*HEAD, "--master-addr=fe80::1%eth0"), "expected an address that all nodes can use, not"),
         ((*HEAD, "--headless"), "--headless is not supported without --node-rank"),
         (("--headless",), "--headless is not supported without --node-rank"),
         ((*HEAD, "--node-rank=1"), "--node-rank 1 is not supported without --headless"),
@@ -113,9 +114,7 @@ def test_a_wrong_combination_is_one_line(arguments: tuple[str, ...], named: str)
     assert named in refused(*arguments)
 
 
-@pytest.mark.parametrize(
-    "address", ["node-1", "10.0.0.1", "a_b.example", "fe80::1", "fe80::1%eth0"]
-)
+@pytest.mark.parametrize("address", ["node-1", "10.0.0.1", "a_b.example", "fd00::1"])
 def test_any_address_of_a_head_is_accepted(address: str) -> None:
     """A name or an address, as vLLM takes it."""
     assert read(*HEAD, f"--master-addr={address}").master_address == address
