@@ -73,8 +73,7 @@ class _Generation:
     """The peers that may have processes of it."""
     is_ending: bool = False
     losers: set[int] = field(default_factory=set)
-    """The peers that were lost, or have told of a death."""
-    """Whether it ends because of a node or a rank."""
+    """The peers that were lost, or told of a death. If there is one, it ends because of that."""
     ending_since_seconds: float = math.inf
     """The first tick at which it was ending."""
 
@@ -164,7 +163,7 @@ class Head:
         fingerprint: str,
         spec: WorkspaceSpec,
     ) -> list[HeadAction]:
-        """Hand out a generation: followers get their ranks in the order in which they joined.
+        """Hand out a generation: followers get their ranks in the order in which they connected.
 
         Raises:
             ValueError: the head is not complete, or the number or the port is not a new one.
