@@ -180,6 +180,18 @@ def test_a_head_without_its_address_is_started_until_it_has_it() -> None:
 
 
 @every_server
+def test_the_guides_say_how_to_start_again_beyond_the_limit(name: str) -> None:
+    """A start by hand counts too, so systemd may refuse the one after a correction."""
+    guide = DEPLOYING if name == ALONE else PAGE
+    runbook = ROOT / "deploy" / "runbooks" / "holdfastrestartloop.md"
+    guides = (guide, ROOT / "docs" / "operating.md", runbook, UNITS / name)
+    texts = [" ".join(path.read_text().split()) for path in guides]
+    assert "StartLimitBurst" in settings(name)
+    assert all("systemctl reset-failed" in text for text in texts)
+    assert f"systemctl reset-failed {name}" in texts[0]
+
+
+@every_server
 def test_the_server_may_drain(name: str) -> None:
     """It gets SIGTERM alone, and the time to drain and to end its engine."""
     unit = settings(name)
