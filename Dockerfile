@@ -94,7 +94,8 @@ ENV PYTHONUNBUFFERED=1 \
     CUDA_CACHE_PATH=/home/holdfast/.cache/nvidia \
     TILELANG_CACHE_DIR=/home/holdfast/.cache/tilelang \
     HUMMING_CACHE_DIR=/home/holdfast/.cache/humming \
-    HUMMING_TMP_DIR=/home/holdfast/.cache/humming/tmp
+    HUMMING_TMP_DIR=/home/holdfast/.cache/humming/tmp \
+    VLLM_NO_USAGE_STATS=1
 RUN useradd --uid 10001 --user-group --create-home --home-dir "${HOME}" holdfast \
     && install --directory --owner holdfast --group holdfast \
         "${HOME}/.cache" "${HOME}/.cache/huggingface" \

@@ -77,6 +77,16 @@ def test_a_node_that_resolves_the_flags_otherwise_has_another_fingerprint(demo: 
     )
 
 
+def test_a_node_in_the_image_shares_the_fingerprint_of_one_outside_it(
+    demo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether vLLM reports its usage, and as what, changes no workspace."""
+    outside = common_fingerprint(configuration(demo))
+    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
+    monkeypatch.setenv("VLLM_USAGE_SOURCE", "production-docker-image")
+    assert common_fingerprint(configuration(demo)) == outside
+
+
 def test_without_the_hub_nodes_with_other_homes_share_a_model_of_it(
     offline: Callable[[str, dict[str, str]], None],
 ) -> None:

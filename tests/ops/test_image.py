@@ -143,6 +143,11 @@ def test_what_is_compiled_stays_in_the_cache() -> None:
     assert all(variables[name].startswith("/home/holdfast/.cache/") for name in places)
 
 
+def test_vllm_reports_no_usage() -> None:
+    """It would write below `~/.config` first, which a read-only root does not allow."""
+    assert "VLLM_NO_USAGE_STATS=1" in environment("cuda").split()
+
+
 @every_target
 def test_the_labels_say_what_it_is(target: str) -> None:
     """The version is that of the package, the base that of the stage."""

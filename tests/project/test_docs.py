@@ -545,8 +545,10 @@ AS_IN_VLLM = {
         "VLLM_CACHE_ROOT",
         "VLLM_CONFIGURE_LOGGING",
         "VLLM_CONFIG_ROOT",
+        "VLLM_DO_NOT_TRACK",
         "VLLM_LOG_STATS_INTERVAL",
         "VLLM_PORT",
+        "VLLM_USAGE_SOURCE",
     },
     "Holdfast asks what vLLM does": {
         "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",

@@ -20,19 +20,22 @@ from holdfast import __version__
 from holdfast.records import EngineFacts
 
 _UNRELATED_VARIABLES = {
-    # Paths, access and logging do not change how much workspace is needed.
+    # Paths, access, logging and reports do not change how much workspace is needed.
     "VLLM_API_KEY",
     "VLLM_CACHE_ROOT",
     "VLLM_CONFIG_ROOT",
     "VLLM_CONFIGURE_LOGGING",
     "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_DO_NOT_TRACK",
     "VLLM_HOST_IP",
     "VLLM_LOGGING_CONFIG_PATH",
     "VLLM_LOGGING_LEVEL",
     "VLLM_LOG_STATS_INTERVAL",
     "VLLM_MAX_N_SEQUENCES",
+    "VLLM_NO_USAGE_STATS",
     "VLLM_PORT",
     "VLLM_RPC_BASE_PATH",
+    "VLLM_USAGE_SOURCE",
 }
 
 
