@@ -78,7 +78,8 @@ def _variables() -> list[Any]:
         _variable(
             "instance",
             f"query_result({_SELECTED})",
-            regex='/instance="([^"]+)"/',
+            # Not the end of another label, such as that of Kubernetes for the name of a release.
+            regex='/[{,]instance="([^"]+)"/',
             all_value="",
         ),
         _variable("engine", f"label_values(holdfast_engine_steps_total{{{SERVER}}}, engine)"),

@@ -81,6 +81,20 @@ def test_it_is_templated(name: str) -> None:
 
 
 @every_dashboard
+def test_the_instance_is_that_of_the_target(name: str) -> None:
+    """A label whose name ends alike, as that of Kubernetes for a release, is another one."""
+    variables = queries.dashboards()[name]["templating"]["list"]
+    (regex,) = (one["regex"] for one in variables if one["name"] == "instance")
+    for labels in (
+        'instance="a:8000",job="holdfast"',
+        'app_kubernetes_io_instance="release",instance="a:8000",job="holdfast"',
+    ):
+        found = re.search(regex.strip("/"), f"{{{labels}}} 1 1764438000000")
+        assert found is not None
+        assert found[1] == "a:8000"
+
+
+@every_dashboard
 def test_every_choice_offers_all_and_follows_the_time_range(name: str) -> None:
     """Each list of values offers all of them, many at a time, and follows the time range."""
     variables = queries.dashboards()[name]["templating"]["list"]
