@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from prometheus_client import REGISTRY, CollectorRegistry, Metric
+from prometheus_client import REGISTRY, CollectorRegistry, Metric, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
@@ -64,10 +64,14 @@ def render(
 
 
 def vllm_registry() -> CollectorRegistry:
-    """Return the registry of vLLM's metrics; in multi-process mode, a new one at each call."""
+    """Return the registry of vLLM's metrics and this process's own.
+
+    In multi-process mode, it is a new one at each call: the files have nothing of the process.
+    """
     if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
         return REGISTRY
     registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
     MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # it registers itself
     return registry
 

@@ -502,14 +502,30 @@ def test_a_caller_with_odd_characters_stays_one_label() -> None:
     assert callers == [caller]
 
 
+OF_PROCESS = {
+    "process_cpu_seconds",
+    "process_max_fds",
+    "process_open_fds",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
+    "process_virtual_memory_bytes",
+}
+
+
 def test_multi_process_mode_reads_the_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     """With a multi-process directory, vLLM's metrics are read from there each time."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     assert vllm_registry() is not vllm_registry()
-    page = render([vllm_registry()])
-    assert page == b""
+    page = render([vllm_registry()]).decode()
+    assert {found.name for found in text_string_to_metric_families(page)} == OF_PROCESS
+
+
+def test_the_page_has_what_alerts_ask_of_the_process() -> None:
+    """The same families as in multi-process mode, whose files have none of them."""
+    page = render([vllm_registry()]).decode()
+    assert {found.name for found in text_string_to_metric_families(page)} >= OF_PROCESS
 
 
 def test_multi_process_mode_shows_each_family_once(tmp_path: Path) -> None:
