@@ -138,7 +138,9 @@ RANK_METRICS: tuple[RankMetric, ...] = (
     RankMetric(
         "memory_bytes",
         "gauge",
-        "Device memory in use, by kind; a kind that was not measured is absent.",
+        "Device memory by kind: what is in use, activation_peak (the most that a step takes), "
+        "budget (what vLLM may use) and total (what the device has). "
+        "A kind that was not measured is absent.",
         (*_RANK, "kind"),
         read=lambda rank: rank.memory,
         shown_until="sleep",
