@@ -29,7 +29,7 @@ def samples(text: str) -> Iterator[str]:
     for word in text.split():
         if match := _RUN.fullmatch(word):
             for index in range(int(match["repeats"]) + 1):
-                yield f"{float(match['first']) + index * float(match['step'] or 0):g}"
+                yield f"{float(match['first']) + index * float(match['step'] or 0):.15g}"
         elif word.startswith("_x"):
             yield from ["_"] * int(word.removeprefix("_x"))
         else:
