@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from servers import Server
 
@@ -22,3 +24,10 @@ def test_a_real_start_is_explained(demo: Server) -> None:
         demo.metric("memory_bytes", kind="cuda_graphs")
     with pytest.raises(KeyError):
         demo.metric("lamport_workspace_bytes")
+
+
+def test_the_weights_are_those_of_the_checkpoint(demo: Server) -> None:
+    """All of them, also those that vLLM packs. The demo model is served in float32."""
+    checkpoint = load_file(Path(demo.status["configuration"]["model"]) / "model.safetensors")
+    weights_bytes = sum(4 * weight.numel() for weight in checkpoint.values())
+    assert demo.metric("memory_bytes", kind="weights") >= weights_bytes

@@ -7,7 +7,7 @@ is what is resident of the worker's process, because `malloc` keeps no account b
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,7 +108,9 @@ class MemoryLedger:
     def record_weights(self, *, made_workspace_bytes: int) -> None:
         """Record the weights, without the workspaces that constructors made."""
         if self._is_on_cpu:
-            self._record("weights", tensor_bytes(_weights(self._worker)))
+            modules = _modules(self._worker)
+            packed_bytes = sum(map(_packed_bytes, modules))
+            self._record("weights", tensor_bytes(_weights(modules)) + packed_bytes)
             return
         usage_bytes = getattr(self._worker.model_runner, "model_memory_usage", None)
         if usage_bytes is not None:
@@ -205,19 +207,37 @@ def _line(name: str, size_bytes: int | None) -> str:
     return f"  {name:<16}{size:>16}"
 
 
-def _weights(worker: Any) -> list[torch.Tensor]:
-    """Return the parameters and buffers of the model and of a draft model; some share storage."""
+def _modules(worker: Any) -> set[torch.nn.Module]:
+    """Return all modules of the model and of a draft model, which may share some."""
     # Not every runner of vLLM has both.
     getters = (
         getattr(worker.model_runner, name, None) for name in ("get_model", "get_draft_model")
     )
     models = [get() for get in getters if get is not None]
+    return {module for model in models if model is not None for module in model.modules()}
+
+
+def _weights(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
+    """Return the parameters and buffers of modules; some share storage."""
     return [
         tensor
-        for model in models
-        if model is not None
-        for tensor in (*model.parameters(), *model.buffers())
+        for module in modules
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
     ]
+
+
+def _packed_bytes(module: Any) -> int:
+    """Return the bytes of a weight that vLLM has packed for the CPU; 0 for any other module.
+
+    The parameter is empty then, and the packed weight is outside torch, or in a tensor that only a
+    closure refers to (`dispatch_cpu_unquantized_gemm`, 0.32). What is counted is its size before.
+    """
+    weight = getattr(module, "weight", None)
+    if not hasattr(module, "cpu_linear") or weight is None or weight.numel() > 0:
+        return 0
+    # What every rank has as a whole has no size of a partition.
+    columns = getattr(module, "input_size_per_partition", module.input_size)
+    return int(sum(module.output_partition_sizes) * columns * weight.element_size())
 
 
 def _applied_estimate_bytes(worker: Any) -> int:

@@ -10,6 +10,13 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from vllm.model_executor import parameter
+from vllm.model_executor.layers.linear import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
 
 from holdfast.labels import MemoryKind
 from holdfast.workspace.memory_ledger import (
@@ -23,6 +30,7 @@ from holdfast.workspace.stats import StatsWriter, read_stats
 from workspace_managers import forget_freed_memory
 
 CPU = torch.device("cpu")
+PLAIN: Any = {"bias": False, "disable_tp": True, "params_dtype": torch.float32}
 
 
 class GpuLedger(MemoryLedger):
@@ -118,6 +126,29 @@ def test_weights_on_the_cpu_are_counted_once(writer: StatsWriter) -> None:
     ledger = MemoryLedger(cpu_worker(4 * MIB), writer)
     ledger.record_weights(made_workspace_bytes=MIB)
     assert on_file(writer) == {"weights": 4 * MIB + 1024}
+
+
+def test_weights_that_vllm_packs_for_the_cpu_are_counted(
+    writer: StatsWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves an empty parameter in every linear layer, whatever its parallelism."""
+    monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
+    layers = torch.nn.ModuleList(
+        [
+            ReplicatedLinear(256, 1024, **PLAIN),
+            MergedColumnParallelLinear(256, [1024, 512], **PLAIN),
+            QKVParallelLinear(256, 64, 8, 2, **PLAIN),
+            RowParallelLinear(1024, 256, **PLAIN),
+        ]
+    )
+    sizes_bytes = [layer.weight.nbytes for layer in layers]
+    for layer in layers:
+        layer.quant_method.process_weights_after_loading(layer)
+        assert layer.weight.numel() == 0
+    ledger = MemoryLedger(worker_on("cpu", {"get_model": lambda: layers}), writer)
+    ledger.record_weights(made_workspace_bytes=0)
+    assert on_file(writer) == {"weights": sum(sizes_bytes)}
 
 
 def test_layers_that_share_one_kv_cache_count_it_once(writer: StatsWriter) -> None:
