@@ -1,13 +1,15 @@
-"""Holdfast: an OpenAI-compatible server around vLLM whose green light is true.
+"""Holdfast: an OpenAI-compatible server around vLLM, READY only once its worst case was served.
 
 The packages, what each answers, and the processes that it runs in, the main one first; its
-docstring says which module runs where. "engine" is vLLM's processes and those that start them, also
-on the node of a follower. A command is a process of its own, and uses what it needs of any package.
+docstring says which module runs where. In that last column, "engine" means vLLM's processes and
+those that start them, also on the node of a follower. The package `engine` is something else: most
+of it is the front end's side of one engine. A command is a process of its own, and uses what it
+needs of any package.
 
     cli, serve    from argv to a running server                          front end
     application   makes every object, and ends it                        front end
     follow        from argv to a follower of a server on another node    follower
-    settings/     everything that can be set                             all
+    settings/     the flags of `serve` and `follow`; how flags are read  all
     listener/     what may a client send before a request is complete?   front end, follower
     api/          which requests are admitted, and how answered?         front end, follower
     status_page/  what does a server show of itself? page and stream     front end
@@ -44,6 +46,9 @@ Start
        `worker.plugin` puts our workspace manager into each of them.
     4. `probe` sends the worst case through the listener; `lifecycle.proof` judges it.
     5. READY: `api.gate` opens.
+    6. While it serves, `engine.heartbeat` sends an idle engine a canary, a request for one token.
+       With `--verify-baseline`, `engine.baseline` compares its log-probs with the recorded ones, as
+       `probe.baseline` did before READY.
 
 Request
     1. `listener.http_connection` reads it, and refuses what exceeds a bound on bytes;
@@ -56,11 +61,16 @@ Request
     4. `engine.proxy` hands it to `engine.replay`, which gives it to the running generation and,
        if that dies, to the next one. There `engine.checked_llm` refuses what cannot be sent, and
        `engine.requests.sequence_queue` decides when each of its sequences goes to vLLM.
-    5. The answer goes back the same way.
+    5. A request can wait in four places: in `api.queue` for capacity, in `engine.replay` while
+       there is no engine, in `engine.requests.long_prompts` while the host is short of memory, and
+       in `engine.requests.sequence_queue` until it is the turn of its sequence.
+    6. The answer goes back the same way.
 
 Memory
     1. `workspace.reservers` declare what a model needs; `workspace.plan` adds it up.
-    2. `worker.hooks` reserves it before vLLM sizes the KV cache, and locks it after warm-up.
+    2. `worker.hooks` reserves it before vLLM sizes the KV cache, and locks it after warm-up. With
+       `--max-model-len auto`, `worker.agreement` computes how much memory the KV cache may get, and
+       the ranks agree on the longest context that fits.
     3. `workspace.manager` hands out views, and grows alongside where the policy allows it.
     4. `workspace.stats` keeps what a rank counts, a `records.RankStats`, in a file that outlives
        the process; its docstring says what a new number of a rank needs.
@@ -79,6 +89,10 @@ Failure
     5. The next generation starts as above and is proven. Suspects are tried in it, each alone, as
        `engine.suspects.trials` orders and `engine.suspects.trial_runner` runs them. It serves if it
        outlives them, and gets the requests that were kept.
+
+The flags of the other commands are declared where each command is: in `verify.command`,
+`verify.diff`, `doctor.command`, `top.command` and `planning`. `nodes.command_line` adds those that
+only `follow` has. `settings` says what a new flag of `serve` needs.
 
 Imports go one way; `tests/project/test_imports.py` holds the order. Only engine, workspace, worker,
 patches, planning and demo import vLLM.

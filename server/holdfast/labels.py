@@ -123,8 +123,12 @@ vLLM does not bound), `patches.adapters` (404, names that lead out of the adapte
 `engine.worker_adapters` (404, an adapter that is gone), `patches.answer_parsing` (422, an answer
 that takes too long to read), and vLLM itself.
 
-After the gate, `api.gate` refuses a request for which `engine.requests.request` or
-`engine.vllm_errors` asks again for capacity. That counts here.
+vLLM itself also gives 400 to a request that is longer than what was proven, because
+`lifecycle.proof` lowers vLLM's limit through `engine.proxy`. Where vLLM's own queue is full,
+`engine.checked_llm` makes its refusal a 429.
+
+A request that gave its capacity back may be refused by `api.gate` when `engine.requests.request` or
+`engine.vllm_errors` asks for it again. That counts here.
 """
 NodeRefusalReason = Literal[
     # any connection to the node port, or from it

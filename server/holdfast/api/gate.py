@@ -1,4 +1,6 @@
-"""The only place that passes a request to the engine, holds it or refuses it.
+"""Passes a request on, holds it or refuses it, by the server's state, the queue and the key.
+
+Other modules refuse requests for other reasons; `labels.RefusalReason` lists them all.
 
 While a request waits, its client's messages are read ahead, so that a disconnect is noticed.
 """

@@ -5,7 +5,7 @@ with a baseline by `agreement` and `baseline`, and shows the verdict of a run wi
 `holdfast doctor` reads answers by `answers`.
 
     command          the flags, the order, the exit code
-    runner           makes the checks one after the other; no check can end the run
+    runner           runs the checks in order, and decides their statuses and the verdict
     check            a check, and what it needs before it can be made
     target           the server over HTTP: every wait has a deadline
     waiting          waits for a server that limits its requests

@@ -5,7 +5,8 @@ written, and find files by `ipc_names`. `lifetime` is for them and for the fork 
 
     plugin         the entry point that vLLM loads in every process
     hooks          follows a worker from its device to its lock, and through every step
-    agreement      all ranks agree while an engine starts
+    agreement      all ranks agree while an engine starts; how much the KV cache gets with
+                   `--max-model-len auto`
     steps          the steps of a rank, each from its launch to its output
     step_requests  which requests were in the steps that ended an engine
     nan_rows       counts rows of logits with a NaN

@@ -7,11 +7,14 @@ A reader sees all of a write or nothing of it, wherever the writer was killed an
     writer, reader  write it, and read it
     mapped_files    makes files that a worker writes in each step
 
-To add a number: declare it in `records.RankReport`, or in `RankMemory` to show it in `/statusz`;
-change it with `StatsWriter.update` where it is counted; export it in `telemetry.metrics`; then run
-`make reference`. A number that every step changes belongs in `layout.StepCounts` and
-`records.RankStats` instead, with its place in `layout`'s format of a step: `StatsWriter` sets it
-when a step begins or ends, and `reader` reads it. Raise `layout.LAYOUT`.
+To add a number that changes seldom: declare it in `records.RankReport`, or in `RankMemory` to show
+it in `/statusz` and in the answers of `/admin/workspace` too; change it with `StatsWriter.update`
+where it is counted; export it in `telemetry.metrics`; then run `make reference`.
+
+A number that every step changes belongs in `layout.StepCounts` and `records.RankStats` instead,
+with its place in `layout`'s format of a pulse: `StatsWriter` sets it when a step begins or ends,
+and `reader` reads it. Only such a number needs a higher `layout.LAYOUT`, because a report is JSON
+that names its fields.
 """
 
 from __future__ import annotations
