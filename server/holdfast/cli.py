@@ -32,7 +32,10 @@ _NODES = ("serve", "follow")
 """The commands that run until a signal or a failure ends them."""
 _INTERRUPTED = 130
 """What shells report for SIGINT: a command that is cut short has not found that all is well."""
-_DESCRIPTION = "An OpenAI-compatible server around vLLM whose green light is true."
+_DESCRIPTION = (
+    "An OpenAI-compatible server around vLLM that reports READY only after it has served its worst "
+    "case."
+)
 _SERVE_EPILOG = """\
 Every flag of `vllm serve` and its `--config FILE.yaml` work too; `holdfast serve --help=all` shows
 them. Exit codes: 0 stopped cleanly, 1 unexpected, 2 bad usage or configuration, 3 engine could not

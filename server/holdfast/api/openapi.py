@@ -89,7 +89,10 @@ def complete(  # noqa: PLR0913 - what the document says of one server
     Raises:
         ValueError: two components of the same name differ.
     """
-    about = "An OpenAI-compatible server around vLLM whose green light is true."
+    about = (
+        "An OpenAI-compatible server around vLLM that reports READY only after it has served its "
+        "worst case."
+    )
     document["info"] = {"title": "Holdfast", "version": version, "description": about}
     if root_path:
         document["servers"] = [{"url": root_path}]

@@ -1,4 +1,4 @@
-"""What did the engine really do? The ranks' stats tell, and not what was asked of it."""
+"""What did the engine really do? Read from the ranks' stats, not assumed from the request."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class ProbeSettings:
         ("worst-case", "quick", "off"),
         "worst-case",
         "what to prove before READY: `worst-case` runs every step; `quick` only a first token, the "
-        "longest prompt, the fullest batch and the baseline, if there is one; `off` none",
+        "longest prompt, the fullest batch and the baseline, if there is one; `off` proves nothing",
     )
     timeout_seconds: float = flag(
         "--probe-timeout",
@@ -214,7 +214,7 @@ class KeySettings:
         directory_or_none,
         None,
         "DIR|none",
-        "directory for what each API key uses, a file per day; after a restart, "
+        "directory for usage per API key, one file per day; after a restart, "
         "`max_tokens_per_day` of the key file continues from there. Each server needs its own",
         shown="none",
     )

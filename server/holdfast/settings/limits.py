@@ -31,8 +31,8 @@ class LimitSettings:
         512 << 20,
         "SIZE",
         "maximum bytes of all request bodies together, not counting the first 64 KiB of each; "
-        "answer 429 beyond that. One API key, or one address without keys, gets at most half of "
-        "what the others leave",
+        "answer 429 beyond that. One API key, or one address without keys, may use at most half "
+        "of what others have not taken",
         shown="512MiB",
     )
     max_json_depth: int = flag(

@@ -65,8 +65,8 @@ class SupervisionSettings:
         positive_seconds,
         120.0,
         "SECONDS",
-        "restart an engine that has requests but finishes no step for this long, and for three "
-        "times as long as the slowest step of the probe",
+        "restart an engine that has requests but finishes no step for longer than both this "
+        "time and three times the probe's slowest step",
         shown="120",
     )
     drain_timeout_seconds: float = flag(

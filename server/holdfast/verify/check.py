@@ -24,7 +24,7 @@ ONLY_SOAK: tuple[Profile, ...] = ("soak",)
 _ABILITIES: dict[Ability, tuple[str, str]] = {
     "chat": ("the server does not answer chats", "serve a model with a chat template"),
     "completions": ("the server does not answer completions", "serve a model that generates text"),
-    "tokenize": ("the server has no /tokenize", "serve it with a server that has it"),
+    "tokenize": ("the server has no /tokenize", "use a server with /tokenize"),
     "tools": (
         "the server does not support tool calls",
         "serve a model that calls functions with `--enable-auto-tool-choice --tool-call-parser X`",

@@ -104,7 +104,7 @@ def verify_parser() -> Parser:
     parser = command_parser(
         "verify",
         "URL [flags]",
-        "Check whether what a server answers is right; any OpenAI-compatible server will do.",
+        "Check whether a server's answers are right. Works with any OpenAI-compatible server.",
         _EPILOG,
     )
     parser.add_argument("url", metavar="URL", help="its address, for example http://spark:8000")

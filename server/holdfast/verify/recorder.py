@@ -31,7 +31,7 @@ def require_same_model(server: Server, options: Options, secrets: Sequence[str])
     """Refuse to compare models.
 
     Raises:
-        UsageError: the baseline is one of a model that the server does not serve.
+        UsageError: the baseline belongs to a model that the server does not serve.
     """
     model = recorded_model(options)
     if model is not None and model not in server.models:

@@ -24,8 +24,8 @@ from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
 NO_PENALTIES: Mapping[str, float] = MappingProxyType(
     {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 )
-"""vLLM else takes those of the model's `generation_config.json`, and tells log-probs before them: a
-greedy token need not be the likeliest then."""
+"""vLLM otherwise takes those of the model's `generation_config.json`, and reports log-probs before
+it applies them: a greedy token need not be the likeliest then."""
 _MIN_LOG_PROB = -9000.0
 """vLLM writes -9999 in place of minus infinity, which JSON lacks."""
 _MAX_LOG_PROB = 0.01

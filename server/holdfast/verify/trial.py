@@ -230,7 +230,7 @@ class Trial:
         """What `/tokenize` says of the prompt of a chat or a completion.
 
         Raises:
-            SkippedError: it takes no chats, as that of SGLang; those of vLLM and Holdfast do.
+            SkippedError: it does not accept chats, as SGLang's does not.
         """
         names = ("model", "messages", "prompt", "tools", "chat_template_kwargs")
         asked = {name: body[name] for name in names if name in body}
@@ -239,7 +239,7 @@ class Trial:
         except UnexpectedStatusError as error:
             is_refused = error.status in UNKNOWN_FIELD and not self.server.is_vllm
             if "messages" in body and is_refused:
-                raise SkippedError(f"{TOKENIZE} takes no chats") from None
+                raise SkippedError(f"{TOKENIZE} does not accept chats") from None
             raise
 
     def chat_body(self, asked: Asked, **options: Any) -> dict[str, Any]:
@@ -281,7 +281,7 @@ class Trial:
             self.faults.append(fault_of(what, answer, request))
 
     def warn(self, what: str, answer: Answer | StreamedAnswer | None = None) -> None:
-        """Note what is allowed, and yet not as it should be."""
+        """Note what is allowed, but not recommended."""
         if len(self.warnings) < _MAX_FAULTS:
             self.warnings.append(fault_of(what, answer))
 

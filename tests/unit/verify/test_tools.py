@@ -323,7 +323,7 @@ def test_calls_of_a_server_that_cannot_tokenize_chats_are_not_judged() -> None:
 
     app = Untemplated().without("/version", "/statusz")
     (made,) = results(app, [check for check in OWN if check.name == "parser"]).values()
-    assert (made.status, made.reason) == (CheckStatus.SKIPPED, "/tokenize takes no chats")
+    assert (made.status, made.reason) == (CheckStatus.SKIPPED, "/tokenize does not accept chats")
 
 
 class Respelling(OpenAIDouble):

@@ -604,7 +604,7 @@ def test_a_tokenizer_without_chats_counts_completions() -> None:
     """A count that is wrong there is still found."""
     (made,) = results(Untemplated().without(*OF_VLLM), PROMPT_TOKENS).values()
     assert made.status is CheckStatus.WARNED
-    assert made.reason.startswith("/tokenize takes no chats")
+    assert made.reason.startswith("/tokenize does not accept chats")
     assert {one.name: one.value for one in made.numbers}["prompts"] == 3
     (made,) = results(
         Untemplated("prompt_tokens off by one").without(*OF_VLLM), PROMPT_TOKENS
@@ -682,7 +682,7 @@ def test_a_tokenizer_without_chats_counts_nothing_where_there_are_only_chats() -
     """The check does not pass without a count."""
     app = Untemplated().without(*OF_VLLM, "/v1/completions")
     (made,) = results(app, PROMPT_TOKENS).values()
-    assert (made.status, made.reason) == (CheckStatus.SKIPPED, "/tokenize takes no chats")
+    assert (made.status, made.reason) == (CheckStatus.SKIPPED, "/tokenize does not accept chats")
 
 
 class Renamed(OpenAIDouble):

@@ -17,17 +17,19 @@
 * A client that leaves changes nothing: the request is tried without it. One that had left before a
   death that accuses nobody is known again at the next by its digest and key.
 
-A neighbour that takes the memory, and an operator with `kill -9`, end engines too, and what they
-leave looks like what a request leaves that is killed for lack of memory, or calls `exit()`. Both
-strike at any time, a killer strikes when it runs. So two deaths in a row that accuse nobody convict
-only what was alone in the engine at the second. In company it is tried, and a further such death
-convicts it if it is the third in a row; after an accusing death, and for several that are harmless
-alone, it takes two such trials. A trial that ends by SIGTERM or for lack of host memory shows
-nothing: both have a known sender. Such deaths alone quarantine a request after four.
+A neighbour that takes the memory, and an operator with `kill -9`, end engines too, and leave what a
+request leaves that runs out of memory or calls `exit()`. So a request is judged by these deaths:
 
-A death explained in this way is charged to the key that sent the request, a conviction as one. No
-key can get another key charged: what is convicted was alone in the failed step or in the engine, or
-is among suspects of its own key only.
+    each death accuses       alone in the step     1 convicts, 2 quarantine
+    each death accuses       in company            1, and 1 in a trial, quarantine
+    only the first accuses   in company            1, and 2 in trials, convict
+    no death accuses         alone at the last     2 in a row convict, 4 quarantine
+    no death accuses         in company            2 in a row, and 1 in a trial, convict
+
+Several that are harmless alone need two trials that accuse nobody. A trial that ends by SIGTERM or
+for lack of host memory shows nothing: both have a known sender. A death explained in this way is
+charged to the key that sent the request, a conviction as one. No key can get another key charged:
+what is convicted was alone in the failed step or in the engine, or all suspects are of its own key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The words in which every form of the report says the same."""
+"""Text that all report formats share."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ CHECKS = (
         "greedy",
         "chat",
         greedy,
-        "A greedy answer is the same each time, with no request beside it, or the check warns.",
+        "A greedy answer repeats while nothing else runs; otherwise the check warns.",
         needs=("chat",),
     ),
     Check(

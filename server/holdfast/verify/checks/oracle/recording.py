@@ -159,7 +159,7 @@ CHECKS = (
         "record",
         "oracle",
         record,
-        "A baseline of this server could be measured; it is made only with --record.",
+        "A baseline of this server can be measured; only `--record` saves it.",
         needs=("completions",),
         deadline_seconds=3600.0,
         asked_for=lambda options: options.records,

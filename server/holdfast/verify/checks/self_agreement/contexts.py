@@ -298,7 +298,7 @@ CHECKS = (
         "prefix",
         "self",
         prefix,
-        "An answer behind a prefix from the cache has the log-probs of one that computes it.",
+        "An answer after a cached prefix has the same log-probs as after a computed one.",
         needs=("completions",),
         deadline_seconds=GROWING_SECONDS,
     ),
@@ -306,7 +306,8 @@ CHECKS = (
         "chunked",
         "self",
         chunked,
-        "A prompt that is longer than an engine step has the log-probs of one that grew slowly.",
+        "A prompt longer than an engine step has the same log-probs as when it is built up through "
+        "the prefix cache.",
         needs=("completions",),
         deadline_seconds=GROWING_SECONDS,
     ),

@@ -113,7 +113,7 @@ CHECKS = (
         "prefill",
         "self",
         prefill,
-        "The log-probs of a prompt are those of probabilities, and about the same each time.",
+        "A prompt's log-probs are valid, and repeat within noise.",
         needs=("completions",),
     ),
     Check(

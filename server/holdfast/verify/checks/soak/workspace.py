@@ -15,7 +15,7 @@ async def workspace(trial: Trial) -> None:
     """Count what Holdfast counted during the soak."""
     told = (await history_of(trial)).told
     if len(told) < 2:
-        raise InconclusiveError("Holdfast did not say twice how often its workspaces have grown")
+        raise InconclusiveError("Holdfast reported fewer than two workspace counts")
     growths = list(since_the_first([facts for _, facts in told], "growths"))
     rejections = list(since_the_first([facts for _, facts in told], "rejections"))
     trial.measure("growths", growths[-1], limit=equal_to(0))

@@ -17,7 +17,7 @@ async def unharmed(trial: Trial) -> None:
     """Compare what Holdfast says of itself with what it said before the first check."""
     before, now = trial.server.holdfast, await ask_facts(trial.target)
     if before is None or now is None:
-        raise InconclusiveError("Holdfast does not say how it is after the checks")
+        raise InconclusiveError("Holdfast did not report its status after the checks")
     course = await course_of(trial)
     told = [before, *course.told, now]
     *_, growths = since_the_first(told, "growths")

@@ -114,7 +114,8 @@ CHECKS = (
         "form",
         "tools",
         form,
-        "Calls have names, ids of their own and the right end, and in a stream indices from 0.",
+        "Each call has a name and a unique id, the answer has the right finish reason, and "
+        "streamed calls are indexed from 0.",
         needs=("tools",),
     ),
     Check(

@@ -238,7 +238,7 @@ CHECKS = (
         "replay",
         "tools",
         replay,
-        "What models like the served one have written comes out of its parsers as it was meant.",
+        "The server's parsers turn recorded answers of similar models into the intended calls.",
         needs=("tools", "tokenize"),
         packages=("canitoolcall", "jsonschema"),
     ),

@@ -191,7 +191,7 @@ CHECKS = (
         "scenes",
         "tools",
         scenes,
-        "In conversations, the model calls the right functions, and says what they return.",
+        "In conversations, the model calls the right functions, and reports their results.",
         profiles=FROM_STANDARD,
         needs=("tools",),
         deadline_seconds=3600.0,

@@ -61,7 +61,7 @@ async def prompt_tokens(trial: Trial) -> None:
     """The tokens that were read, against the server's own tokenizer.
 
     Raises:
-        SkippedError: it answers only chats, which `/tokenize` does not take.
+        SkippedError: it answers only chats, which `/tokenize` does not accept.
     """
     counted_prompts = wrong = 0
     for body in _prompts(trial):
@@ -73,7 +73,7 @@ async def prompt_tokens(trial: Trial) -> None:
         except SkippedError:
             if "completions" not in trial.server.abilities:
                 raise
-            trial.warn("/tokenize takes no chats, so their tokens are not judged")
+            trial.warn("/tokenize does not accept chats, so their tokens are not judged")
             continue
         if wanted is None:
             continue
@@ -94,7 +94,7 @@ async def _counted(trial: Trial, body: Mapping[str, Any]) -> int | None:
     Only one with a system role, which a chat template may refuse, as that of Gemma 2 does.
 
     Raises:
-        SkippedError: `/tokenize` takes no chats.
+        SkippedError: `/tokenize` does not accept chats.
         UnexpectedStatusError: it refuses what the server answers.
     """
     try:
