@@ -27,7 +27,7 @@ _SECRET_OF_QUERY = re.compile(
     r"(?<=[?&])([\w-]*(?:key|token|secret|password))=[^&\s]+", re.IGNORECASE
 )
 _MAX_CHARACTERS = 2000
-"""Of one value: a chat template may be given as text."""
+"""The maximum of one value: a chat template may be given as text."""
 
 
 def given(settings: Settings, environment: Mapping[str, str]) -> Configuration:

@@ -33,9 +33,9 @@ class Configuration:
     flags: tuple[str, ...] = ()
     """As given, by the command line and the `--config` file."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Those of Holdfast and vLLM."""
+    """The variables of Holdfast and vLLM."""
     fingerprint: str = ""
-    """That of `records.EngineFacts`; empty until vLLM is imported."""
+    """The fingerprint of `records.EngineFacts`; empty until vLLM is imported."""
     devices: tuple[str, ...] = ()
     """The name of the device of each rank; empty until an engine has started, as all below."""
     driver: str = ""

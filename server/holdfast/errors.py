@@ -165,7 +165,7 @@ class NotReachableError(HoldfastError):
     """`holdfast verify` or `holdfast top` found no server that answers."""
 
     exit_code = 3
-    """Of these commands, which start no engine and have exit codes of their own."""
+    """The code of these commands, which start no engine and have exit codes of their own."""
     outline = "the server is not reachable"
 
 

@@ -196,7 +196,7 @@ class LocalRanks:
         self._starts = 0
         self.totals = Totals()
         self.newest: tuple[RankStats, ...] = ()
-        """Those of the generation that has processes here."""
+        """The ranks of the generation that has processes here."""
         self.dialer: Dialer | None = None
         """Set before the first start."""
 

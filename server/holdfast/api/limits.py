@@ -134,7 +134,7 @@ class _LimitedExchange:
     ) -> None:
         self.scope = scope
         self._late_at_seconds: float | None = None
-        """Of the loop's clock: when the client's time is over; None if it is not limited."""
+        """When the client's time is over, by the loop's clock; None if it is not limited."""
         self._deadline: asyncio.Timeout | None = None
         self.buffer: Buffer | None = None
         """The memory of the body; None if the body is too small to be counted."""

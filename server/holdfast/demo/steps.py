@@ -31,7 +31,7 @@ class StepShape:
     prefills: int
     decodes: int
     longest_context_tokens: int
-    """Of all requests, cached and new tokens together."""
+    """The longest of all requests, cached and new tokens together."""
     longest_continued_tokens: int
     """The longest cached context of a prefill with more than `LONG_TAIL_TOKENS` new tokens."""
     first_request_tokens: int = 0

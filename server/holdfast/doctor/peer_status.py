@@ -13,7 +13,7 @@ from holdfast.nodes.messages import NodeFacts
 from holdfast.verify.answers import dig_or, printable
 
 MAX_CHARACTERS = 200
-"""Of one text that is repeated."""
+"""The maximum of one text that is repeated."""
 DATE_WIDTH_SECONDS = 2.0
 """What lies between the time in an answer's header and the time of the answer, at most: the header
 has whole seconds, and uvicorn writes it once a second."""

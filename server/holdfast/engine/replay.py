@@ -77,9 +77,9 @@ class ReplayManager:
         self.long_prompts = LongPrompts(
             outputs, self._requests, lambda request: self.aborts.abort(self._llm, request), clock
         )
-        """Those that give way while the host is short of memory."""
+        """The requests that give way while the host is short of memory."""
         self.presence = Presence(outputs, self._requests, self._blame, self.long_prompts.is_long)
-        """Those that the engine has, until it is known what it died of."""
+        """The requests that the engine has, until it is known what it died of."""
         self.progress = RequestProgress(outputs, self._requests)
         """How far the requests are."""
         self.traffic = Traffic(outputs, clock)

@@ -44,7 +44,7 @@ _OF_USAGE = (
 )
 _NO_DEVICE = "Failed to infer device type"
 _HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]
-"""That of httpx or httpx2, whichever the installed huggingface_hub uses."""
+"""The error of httpx or httpx2, whichever the installed huggingface_hub uses."""
 
 
 @contextmanager

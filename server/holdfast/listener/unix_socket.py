@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LOCK_SUFFIX = ".lock"
-"""Of the file beside a socket that its server locks."""
+"""The suffix of the file beside a socket that its server locks."""
 
 
 @contextmanager

@@ -24,8 +24,8 @@ Resize = Callable[[int], bool]
 """Changes how much memory is reserved for messages; False if there is too little."""
 
 MEMORY_EXTENSION = "holdfast.message_memory"
-"""Of a scope: takes a `Resize` from a layer that knows whose WebSocket it is, and None at the end.
-"""
+"""The extension of a scope that takes a `Resize` from a layer that knows whose WebSocket it is, and
+None at the end."""
 _ACTIVITY = frozenset({"websocket.accept", "websocket.send"})
 
 

@@ -23,7 +23,7 @@ from holdfast.loopback import is_loopback
 logger = logging.getLogger(__name__)
 
 ANY_PORT = 9
-"""Of a socket that sends nothing."""
+"""The port of a socket that sends nothing."""
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 ABSENCE_SECONDS = 3600.0
 """How long an address may be missing.

@@ -54,7 +54,7 @@ _MEANINGS = {
     "ranks of this node end; the node joins again above 1.125 times the first",
     "format": "`json` writes one object per line, the others one line per event",
 }
-"""Of the flags that mean something else to `serve`, by their settings."""
+"""The meanings of flags that mean something else to `serve`, by their settings."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,9 @@ class NodeListener:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """The connections, from their acceptance to their end."""
         self._sockets: dict[int, socket.socket] = {}
-        """Those of connections whose task has not begun."""
+        """The sockets of connections whose task has not begun."""
         self._streams: dict[int, ByteStream] = {}
-        """Those of connections that are set up."""
+        """The streams of connections that are set up."""
         self._warned_seconds: dict[NodeRefusalReason, float] = {}
         self._last_peer = 0
 
@@ -157,7 +157,7 @@ class NodePort:
 
     sock: socket.socket
     address: str
-    """That of this machine which the followers reach."""
+    """The address of this machine that the followers reach."""
     key: bytes = field(repr=False)
     context: ssl.SSLContext | None
 

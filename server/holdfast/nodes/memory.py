@@ -26,7 +26,7 @@ class NodeMemory:
         self._settings = settings
         self._guard = guard or MemoryGuard(settings.marks)
         self._death: asyncio.Future[Death] | None = None
-        """That of the generation that runs; None without one."""
+        """The death of the generation that runs; None without one."""
         self._protection = ExitStack()
         self._pids: frozenset[int] = frozenset()
 

@@ -19,7 +19,7 @@ from holdfast.settings.flag import is_node_name
 from holdfast.workspace.plan import WorkspaceSpec
 
 MAX_REASON_CHARACTERS = 4000
-"""Of a reason, so that it fits into a message: each takes up to 12 bytes there."""
+"""The maximum of a reason, which has to fit into a message: each takes up to 12 bytes there."""
 PROTOCOL = 3
 """Changes whenever a message or the proof changes."""
 NONCE_BYTES = 32
@@ -71,7 +71,7 @@ class NodeFacts:
 
     holdfast_version: str
     holdfast_digest: str
-    """Of the source code: builds of one version may differ."""
+    """The digest of the source code: builds of one version may differ."""
     vllm_version: str
     torch_version: str
     driver_version: str
@@ -79,7 +79,7 @@ class NodeFacts:
     plugins: str
     """The value of VLLM_PLUGINS, or `all`."""
     model_digest: str
-    """Of the model's configuration and index, and of the sizes of its weights."""
+    """The digest of the model's configuration and index, and of the sizes of its weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class RemoteRanks:
         self._lost: asyncio.Future[Death] = loop.create_future()
         """The first loss."""
         self._losses: dict[str, Death] = {}
-        """That of each node which told of one."""
+        """The death that each node reported, by node."""
         self._explained: asyncio.Future[None] = loop.create_future()
         """Done once no further loss would say more of what came first."""
 

@@ -24,7 +24,7 @@ class RecycleLimits:
     age_seconds: float | None = None
     """Time in READY."""
     host_memory_bytes: int | None = None
-    """Of all its processes on this machine, as `processes.memory` measures it."""
+    """The memory of all its processes on this machine, as `processes.memory` measures it."""
     requests: int | None = None
     """Counted from READY; each prompt of a client's request is one, in its first engine."""
 

@@ -46,7 +46,7 @@ class RequestCounts:
     held: int = 0
     """Requests that wait in the front end, for capacity in the engine or its next generation."""
     waiting: int = 0
-    """Those, and the ones that wait in vLLM's schedulers."""
+    """The held requests, and those that wait in vLLM's schedulers."""
     replayed: int = 0
     """Requests that were replayed on a later generation."""
     continued: int = 0

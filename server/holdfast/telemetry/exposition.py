@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 Registries = Iterable[Collector]
 Names = frozenset[str]
-"""Of the series to show; empty for all."""
+"""The names of the series to show; empty for all."""
 MAX_ACCEPT_CHARACTERS = 1024
 """Characters. Prometheus sends 250; parsing 64 KiB takes longer than writing the page."""
 OPENMETRICS = "application/openmetrics-text"

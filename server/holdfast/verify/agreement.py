@@ -18,18 +18,18 @@ Scores = Mapping[int, Top]
 """By position in the sequence; position 0 has no log-prob."""
 
 FLOAT32_RESOLUTION = 2.0**-23
-"""Of a number of magnitude 1: what is told of a log-prob is rounded to it."""
+"""The resolution of a number of magnitude 1, to which a reported log-prob is rounded."""
 _NEARLY_ALL = 0.999
 _NORMAL_P999 = 3.29
 """99.9 % of a normal distribution is within this many standard deviations."""
 _STEPS = tuple(2.0**-exponent for exponent in range(11))
-"""From 1 nat to a thousandth: of what a logit of bfloat16 or float16 is a multiple."""
+"""The steps to which logits of bfloat16 or float16 may be rounded: 1 nat to a thousandth."""
 _STEP_SHARE = 0.95
-"""Of the differences of log-probs that a step has to divide: two logits may have smaller ones."""
+"""The share of differences of log-probs that a step has to divide: some may be smaller."""
 _STEP_SAMPLES = 20
 """With fewer differences, a step may divide them by chance."""
 _TOLD = 128 * FLOAT32_RESOLUTION
-"""By which a difference of two log-probs may miss a step, since each is rounded to float32."""
+"""How far a difference of two log-probs may miss a step, since each is rounded to float32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class Origin:
     tool: str
     """The version of Holdfast that recorded."""
     verdict: str
-    """Of the run that recorded: a baseline of a server that failed is one, too."""
+    """The verdict of the run that recorded: a baseline of a server that failed is one, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Baseline:
     texts: Annotated[tuple[RecordedText, ...], Field(max_length=1000)] = ()
     contexts: Annotated[tuple[RecordedContext, ...], Field(max_length=1000)] = ()
     contexts_noise: Noise = field(default_factory=Noise)
-    """That of `contexts`, which add up more."""
+    """The noise of `contexts`, which add up more."""
     schema: Literal["holdfast-baseline/1"] = SCHEMA
 
 

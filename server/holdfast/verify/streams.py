@@ -48,7 +48,7 @@ class Event:
     """When its last byte had arrived."""
     data: str
     name: str = ""
-    """That of its kind, if it has one."""
+    """The name of its kind, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)

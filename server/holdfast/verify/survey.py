@@ -36,12 +36,12 @@ _KEY_REFUSED = (401, 403)
 _LATER = (408, TOO_MANY)
 """Statuses of a route that is there, and has no time now."""
 _UNAVAILABLE = 503
-"""Of a server that has no time now, or lacks a part: it says nothing of what it can do."""
+"""The status of a server that is busy, or lacks a part: it says nothing of what it can do."""
 _SURVEY_SECONDS = 60.0
 _MOST_FACT_CHARACTERS = 10_000
-"""Of what a server says of itself, such as a flag with a document in it: a report repeats it."""
+"""The maximum of a fact about a server, such as a flag with a document: a report repeats it."""
 _LISTED_CHARACTERS = 2000
-"""Of the names of models in an error; a gateway may list hundreds."""
+"""The maximum of the names of models in an error; a gateway may list hundreds."""
 _STATUS_FIELDS = {"state", "engine", "probe"}
 """What `/statusz` of Holdfast always has."""
 _PROOF_FIELDS = ("passed", "limited", "proven_tokens")

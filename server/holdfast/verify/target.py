@@ -22,7 +22,7 @@ from holdfast.verify.records import Request
 from holdfast.verify.streams import Chunk, StreamedAnswer
 
 REQUEST_SECONDS = 120.0
-"""For one answer, unless the caller has another deadline."""
+"""The deadline of one answer, unless the caller has another."""
 PATIENT_SECONDS = 600.0
 """For an answer that may wait for a new engine, for the longest prompt, for many tokens or for
 others."""
@@ -38,7 +38,7 @@ _PLAIN = "identity"
 _THOUGHTS = ("reasoning", "reasoning_content")
 _DETAILS = "completion_tokens_details"
 _MAX_BYTES = 64 * 1024 * 1024
-"""Of one answer."""
+"""The maximum of one answer."""
 
 
 THOUGHT_BEGINS, THOUGHT_ENDS = "<think>", "</think>"

@@ -33,7 +33,7 @@ def tokenizer_directory(server: Server) -> Path | None:
 
 
 def _directory(name: str, revision: str) -> Path | None:
-    """That of a path or of a name of the Hub."""
+    """The directory of a path or of a name of the Hub."""
     path = Path(name)
     if not path.is_absolute():
         path = _hub_cache() / f"models--{name.replace('/', '--')}"

@@ -29,12 +29,12 @@ UNKNOWN_FIELD = (400, 422)
 """How a server refuses a field that it does not know."""
 _OK = 200
 _MANY_TOKENS = 256
-"""Of an answer that takes minutes on a slow server, or behind others on one with a single slot."""
+"""The tokens of an answer that takes minutes on a slow server, or behind others in its one slot."""
 _MAX_REQUESTS = 8
 """More do not help to repeat a check."""
 _MAX_FAULTS = 20
 _MOST_ASKED_CHARACTERS = 2_000_000
-"""Of a text in a request; no check writes a longer one that a report repeats."""
+"""The maximum of a text in a request; no check writes a longer one that a report repeats."""
 
 Value = TypeVar("Value")
 Message = Mapping[str, Any]
@@ -96,7 +96,7 @@ class Trial:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """Those that repeat the check; the first few of many."""
+        """The requests that repeat the check; the first few of many."""
         return tuple(map(_repeatable, self._requests or self._shared_requests))
 
     @property

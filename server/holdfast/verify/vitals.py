@@ -25,7 +25,7 @@ _STARTED = "process_start_time_seconds"
 _RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _REQUESTS = (*_RUNNING, "vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _ASKED_FOR = 'cause="requested"'
-"""Of an engine that an operator restarts."""
+"""The label of the death of an engine that an operator restarts."""
 _OF_ONE_PRIORITY = re.compile(r'(?:^|,) *priority="[^"]')
 """SGLang also counts the requests of each priority, beside a total whose priority is empty."""
 _OF_A_ROUTER = re.compile(r'(?:^|,) *server="')
@@ -38,11 +38,11 @@ class Vitals:
 
     memory_bytes: float | None = None
     deaths: float | None = None
-    """Of engines, though nobody asked for it, since the server started."""
+    """Deaths of engines that nobody asked for, since the server started."""
     started_at_seconds: float | None = None
     """Since 1970: when the server's own process started, at which it counts from 0."""
     requests: float | None = None
-    """Of all engines, those that run and those that wait, where vLLM or SGLang tells of them."""
+    """The requests of all engines, running and waiting, where vLLM or SGLang reports them."""
     engines: int = 0
     """How many of them tell of requests."""
 

@@ -34,7 +34,7 @@ class SharedModel:
     revision: str = ""
     """The commit of a model of the Hub, which each node downloads itself."""
     tokenizer_revision: str = ""
-    """That of its tokenizer; empty if `revision` or the user's own flag is enough."""
+    """The commit of its tokenizer; empty if `revision` or the user's own flag is enough."""
 
 
 @asynccontextmanager

@@ -175,7 +175,7 @@ class Blame:
 
     @property
     def suspects(self) -> Sequence[EngineRequest]:
-        """Those that are being tried, or will be, also if their clients have left."""
+        """The requests that are being tried, or will be, also if their clients have left."""
         return (*self._trials.tried, *self._trials.untried) if self._trials else ()
 
     def refuse_untried(self) -> None:

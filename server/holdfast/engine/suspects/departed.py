@@ -28,7 +28,7 @@ class Leavers:
     """The requests that left between two deaths."""
 
     recent: Sequence[EngineRequest]
-    """Those that left within `TRIABLE_SECONDS` before the later death."""
+    """The requests that left within `TRIABLE_SECONDS` before the later death."""
     earlier: Sequence[EngineRequest]
     is_complete: bool
     """Whether all that left are remembered."""
@@ -49,7 +49,7 @@ class Departed:
         self._clock = clock
         self._kept: deque[tuple[float, EngineRequest]] = deque()
         self._triable: deque[tuple[float, EngineRequest]] = deque()
-        """Those whose prompts are kept."""
+        """The requests whose prompts are kept."""
         self._has_dropped_some = False
 
     def add(self, request: EngineRequest) -> None:

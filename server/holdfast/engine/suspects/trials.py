@@ -119,7 +119,7 @@ class Trials:
 
     @property
     def passed(self) -> Sequence[EngineRequest]:
-        """Those that have passed their trials."""
+        """The requests that have passed their trials."""
         return self._passed
 
     def died(self, death: Death, *, is_of_others: bool) -> Sequence[EngineRequest]:

@@ -31,7 +31,7 @@ FORMS: Mapping[str, Callable[[Report], str]] = MappingProxyType(
         "test-result.json": in_toto.rendered,
     }
 )
-"""By the name of the file."""
+"""What renders a report, by the name of the file."""
 
 
 def write(report: Report, directory: Path) -> Path:

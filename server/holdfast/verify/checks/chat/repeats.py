@@ -12,7 +12,7 @@ from holdfast.verify.trial import CHAT, SkippedError, Trial
 _QUESTION = "Tell me a short story about a lighthouse."
 _TOKENS = 32
 _FINGERPRINT = "system_fingerprint"
-"""By which OpenAI's API tells that a seed may have lost its meaning."""
+"""The field by which OpenAI's API shows that a seed may have lost its meaning."""
 
 
 async def greedy(trial: Trial) -> None:

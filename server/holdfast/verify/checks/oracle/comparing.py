@@ -27,7 +27,7 @@ _MIN_P = 0.001
 _MAX_GROWTH = 10
 _SHOWN_CHARACTERS = 40
 _MOST_CONTEXT_TOKENS = 8192
-"""Of a prompt; longer ones, which `full` records, are asked again only there."""
+"""The longest prompt that is asked again outside `full`, which also records longer ones."""
 
 
 async def prompts(trial: Trial) -> None:
@@ -135,7 +135,7 @@ def _baseline(trial: Trial) -> Baseline:
 
 
 def _sequences(trial: Trial) -> list[RecordedSequence]:
-    """Those that fit into the server's context."""
+    """The sequences that fit into the server's context."""
     recorded, most = _baseline(trial).sequences, longest_tokens(trial)
     found = [one for one in recorded if len(one.prompt_ids) + len(one.answer_ids) < most]
     if not found:

@@ -16,7 +16,7 @@ from holdfast.verify.agreement import Top
 _PERMUTATIONS = 1999
 _ROUNDING = 1e-9
 _TOKENS = 4
-"""Of each prompt: the likeliest."""
+"""The number of likeliest tokens that are compared for each prompt."""
 Round = Sequence[Top]
 
 

@@ -33,7 +33,7 @@ from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 _RUNG_TOKENS = 128
 """Fewer than an engine step takes, so that no rung of the ladder is cut into chunks."""
 _OTHER_RUNGS = (64, 256, 384)
-"""Of ladders that differ from it in nothing but the order of additions; they meet it often."""
+"""The rungs of ladders that add in another order and differ in nothing else; they meet it often."""
 _CACHED_TOKENS = (300, 1100)
 """Prompts that a prefix cache may keep: its blocks have 16 tokens, 128 on a CPU, or more than 500
 where a model keeps a state."""
@@ -41,26 +41,26 @@ _CACHED_ANSWER_TOKENS = ANSWER_TOKENS + ANSWER_TOKENS // 2
 """Behind such a prompt, half of its answer joins it."""
 _LONGER: dict[Profile, tuple[int, ...]] = {"quick": (0, 4), "standard": (0, 3, 4, 5, 19, 20)}
 _EVERY_LONGER = (*_LONGER["standard"], 21, 83, 84, 85)
-"""By how many tokens: a block of 16 ends at 304 and 320, one of 128 at 384."""
+"""How many tokens longer a prompt is: a block of 16 ends at 304 and 320, one of 128 at 384."""
 _RECORDED = (4120, 8190)
-"""Also of a run that records a baseline, whatever its profile: many windows, and the scaling of
-many positions, begin at 4,096 tokens."""
+"""The further lengths of a run that records a baseline, whatever its profile: many windows, and the
+scaling of many positions, begin at 4,096 tokens."""
 _CHUNKED: dict[Profile, tuple[int, ...]] = {
     "quick": (1040, 2072),
     "standard": (520, 1040, 2072, 3000, 4120, 8190, 8216),
 }
 """Some are a little longer than an engine step of vLLM may be by default."""
 _LONGEST_STEPS: dict[Profile, int] = {"quick": 16_384, "standard": 65_536}
-"""In tokens; a profile adds no prompt that is longer than a step which exceeds this."""
+"""The longest step in tokens; a profile adds no prompt for a step that exceeds this."""
 _BEYOND_STEP_TOKENS = 24
 LONGEST_TOKENS = 524_288
-"""In `full`: a prompt grows to its length by a request for every 64 to 384 tokens."""
+"""The longest prompt in `full`: it grows to its length by a request for every 64 to 384 tokens."""
 _EVERY_CHUNKED = (
     *(*_CHUNKED["standard"], 6000, 12000, 16400, 24000, 32800, 65600, 131000),
     LONGEST_TOKENS,
 )
 GROWING_SECONDS = 28_800.0
-"""For a slow server to answer the 16,000 requests by which prompts grow to that length."""
+"""The time for a slow server to answer the 16,000 requests by which prompts grow to that length."""
 _MAX_GROWTH = 10
 """How many times that of short contexts the noise of long ones may be. On an H200 it is 1.5."""
 _EXACT = 0.001
@@ -94,7 +94,7 @@ async def prefix(trial: Trial) -> None:
 
 
 def prefix_lengths(profile: Profile, made: Sequences, cached: int) -> list[int]:
-    """Those of the profile that fit, from the shortest that the cache keeps."""
+    """The profile's lengths that fit, from the shortest that the cache keeps."""
     most = made.longest_scored(_CACHED_ANSWER_TOKENS)
     return sorted({min(cached + more, most) for more in _LONGER.get(profile, _EVERY_LONGER)})
 
@@ -213,7 +213,7 @@ def context_lengths(
     recorded: Sequence[int] = (),
     step_tokens: int | None = None,
 ) -> list[int]:
-    """Those of the profile that fit; the longest that fits stands for those that do not.
+    """The profile's lengths that fit; the longest that fits stands for those that do not.
 
     If none of them is longer than an engine step, there is one more that is.
     """

@@ -48,7 +48,7 @@ async def decode(trial: Trial) -> None:
 
 
 def prompt_lengths(profile: Profile, made: Sequences) -> list[int]:
-    """Those of the profile that fit; the longest that fits stands for those that do not."""
+    """The profile's lengths that fit; the longest that fits stands for those that do not."""
     most = made.longest_scored(ANSWER_TOKENS)
     most += made.longest_tokens > MOST_SCORED_TOKENS  # single tokens of the answer are looked at
     return sorted({min(one, most) for one in _LENGTHS.get(profile, _EVERY_LENGTH)})

@@ -42,7 +42,7 @@ from holdfast.verify.trial import InconclusiveError, Trial, UnexpectedStatusErro
 from holdfast.verify.waiting import together
 
 BASE_TOKENS = 96
-"""Of the prompt that most paths share."""
+"""The length of the prompt that most paths share."""
 _REPEATS = 4
 _CUTS = (1, 2, 3, 5, 8, 16, 33, 64)
 """Rows of the matrix products of a prefill."""
@@ -54,7 +54,7 @@ _LOOKS = (0, 7, 8, 15, 23)
 MAX_NOISE = 0.5
 """A server that differs more from itself, in nats, hides every fault there is."""
 _MAX_ROUNDING = 1.0
-"""Of the rounding alone: the logits of sound servers in bfloat16 may exceed 32, which is 0.82."""
+"""The most that rounding alone may be: logits of sound servers in bfloat16 may exceed 32: 0.82."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Floors:
 
     repeated: Floor
     measured: Floor
-    """Of the repeated and of the reordered requests."""
+    """The noise of the repeated and of the reordered requests."""
     rounding: Floor
     """What the rounding of logits may add, whether or not these requests show it."""
 

@@ -24,9 +24,9 @@ _ANSWER_TOKENS = 64
 _THINKING_TOKENS = 512
 """Room for a model that thinks first."""
 _SHARE = 0.98
-"""Of a length, which a text is to have: the drawn words of another text may be longer."""
+"""The share of a length that a text fills: the drawn words of another text may be longer."""
 _LONGER_NUMBER_TOKENS = 1
-"""By how much a later line is longer, because its number is."""
+"""How much longer a later line is, because its number is."""
 _PLACES = ("harbour", "lighthouse", "shipyard", "ferry", "pier", "chandlery", "customs house")
 _NUMBER = "70413"
 _QUESTION = "\nWhat is the secret number of the harbour master? Answer with the number only."

@@ -12,8 +12,8 @@ from holdfast.verify.trial import Trial
 ANSWER_TOKENS = 24
 """What is decoded behind a prompt."""
 MOST_SCORED_TOKENS = 512
-"""Of a prompt whose every position is scored: vLLM takes 4 bytes for each of them and each token of
-the vocabulary, which no profile run has reserved."""
+"""The longest prompt whose every position is scored: vLLM takes 4 bytes for each position and each
+token of the vocabulary, which no profile run has reserved."""
 _UNKNOWN_LENGTH = 2048
 _SENTENCES = (
     "The harbour master wrote down the wind, the tide and the name of every ship.",
@@ -39,7 +39,7 @@ class Sequences:
     """What the tokenizer puts before every text."""
     sentences: tuple[tuple[int, ...], ...]
     longest_tokens: int
-    """Of a prompt with its answer."""
+    """The length of the longest prompt with its answer."""
 
     def longest_scored(self, answer_tokens: int) -> int:
         """The longest prompt that can be scored with its answer, which takes one token more."""

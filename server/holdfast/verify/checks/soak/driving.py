@@ -26,7 +26,7 @@ _LOOKS_BEFORE = 2
 """The second may find a prefix in a cache, as all later ones do."""
 _MINUTE_SECONDS = 60.0
 _SHOWN_BODY_CHARACTERS = 20_000
-"""Of a request that a report repeats."""
+"""The maximum of a request that a report repeats."""
 
 
 _FAILED = (NoAnswerError, UnexpectedStatusError, MalformedError, InconclusiveError)

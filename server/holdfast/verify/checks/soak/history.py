@@ -25,7 +25,7 @@ class SoakSample:
     memory_bytes: float | None
     """None if the server does not report it."""
     facts: HoldfastFacts | None
-    """With its `/metrics`."""
+    """What Holdfast said of itself, also in `/metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Look:
     cached: Scores = field(default_factory=dict)
     """The log-probs of an answer behind a prefix from the cache; empty if the server has none."""
     cold: Scores = field(default_factory=dict)
-    """Those of the same tokens from prefills without the cache."""
+    """The log-probs of the same tokens from prefills without the cache."""
     broken: str = ""
     """What is wrong with a log-prob; empty if nothing is."""
 
@@ -57,7 +57,7 @@ class SoakHistory:
     asked: Counter[str] = field(default_factory=Counter)
     """How many requests there were, by kind."""
     errors: int = 0
-    """Those that nobody asked for."""
+    """The errors that were not provoked on purpose."""
     answered_at_seconds: array[float] = field(default_factory=lambda: array("d"))
     """When each whole answer had come, since the soak began."""
     answer_seconds: array[float] = field(default_factory=lambda: array("d"))

@@ -18,12 +18,12 @@ _HOUR_SECONDS = 3600.0
 _MIB = 1 << 20
 _MOST_MIB_AN_HOUR = 1.0
 _MOST_MIB_AN_HOUR_OF_LESS = 64.0
-"""Of what is shorter than an hour: allocators take several MiB at once, so a slower leak does not
-show, and the check never passes."""
+"""The limit for what is shorter than an hour: allocators take several MiB at once, so a slower leak
+does not show, and the check never passes."""
 _LEAST_JUDGED_HOURS = 1.0
 _WARM_UP_HOURS = 1.0
 _WARM_UP_SHARE = 1 / 3
-"""Of a soak of less than three hours."""
+"""The share of a soak of less than three hours."""
 _LEAST_FITTED_HOURS = 0.1
 _LEAST_SAMPLES = 10
 
@@ -36,7 +36,7 @@ class Held:
     """Since the soak began."""
     mib: float
     generation: int
-    """Of the engine."""
+    """The generation of the engine."""
 
 
 async def memory(trial: Trial) -> None:

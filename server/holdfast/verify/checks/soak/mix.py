@@ -27,7 +27,7 @@ _OK, _SERVER_ERROR = 200, 500
 _MOST_LONG_TOKENS = 32_768
 """A longer prefill would leave no room for the rest of the mix."""
 _LONG_SHARE = 0.75
-"""Of the longest prompt: what a text comes to in tokens is estimated."""
+"""The share of the longest prompt that is filled: the tokens of a text are estimated."""
 _SAMPLE_LINES = 16
 _ANSWER_TOKENS = (8, 24, 64)
 _CALL_TOKENS = 96

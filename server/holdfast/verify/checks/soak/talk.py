@@ -13,7 +13,7 @@ from holdfast.verify.target import Answer
 from holdfast.verify.trial import CHAT, Message, Trial, UnexpectedStatusError
 
 REQUEST_SECONDS = 600.0
-"""For one answer: a long prefill of a neighbour may come first."""
+"""The deadline of one answer: a long prefill of a neighbour may come first."""
 _OK = 200
 _MOST_TURNS = 12
 _MOST_TOKENS = 8192

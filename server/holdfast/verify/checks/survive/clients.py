@@ -49,7 +49,7 @@ class ClientLoad:
     answered: float | None
     errors: float
     median_ms: float | None
-    """To the first token."""
+    """The median time to the first token."""
     p99_ms: float | None
     tokens_per_second: float | None
 

@@ -14,7 +14,7 @@ from holdfast.verify.trial import CHAT, COMPLETIONS, TOKENIZE, SkippedError, Tri
 _OK, _BAD_REQUEST, _SERVER_ERROR = 200, 400, 500
 _MIB = 1024 * 1024
 _MOST_TOKENS = 2_000_000
-"""Of a prompt: a server may claim any length, and the prompt has to fit into memory here."""
+"""The longest prompt: a server may claim any length, and the prompt has to fit into memory here."""
 _ANY_TOKEN = 20
 """An id that every vocabulary has, where the server does not name one."""
 

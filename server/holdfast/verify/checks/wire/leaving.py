@@ -36,11 +36,11 @@ _LEAVING = 4
 _STARTED_BYTES = 256
 _FREED_SECONDS = 30.0
 _GAUGED_SECONDS = 60.0
-"""For other servers: SGLang may update its gauges only after it has been idle for 30 s."""
+"""The wait for other servers: SGLang may update its gauges only after it has been idle for 30 s."""
 _ABORTED_SECONDS = 5.0
 """vLLM ends a request at its next step, however long the answer would take."""
 _EARLY_END_SHARE = 2 / 3
-"""Of the time that an answer takes: requests that end by then did not end by themselves."""
+"""The share of an answer's time: requests that end by then did not end by themselves."""
 _SETTLED_SECONDS = 600.0
 """The longest wait for requests of clients that left: both APIs have to fit into the deadline."""
 _TELLING_SECONDS = 1.0
@@ -63,9 +63,9 @@ class _Pace:
     """How fast the server writes the answer that clients leave."""
 
     first_seconds: float
-    """Until its first event: no step of the engine takes longer for these requests."""
+    """The time until its first event: no step of the engine takes longer for these requests."""
     whole_seconds: float
-    """From its first event to its last."""
+    """The time from its first event to its last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from holdfast.verify.streams import StreamedAnswer, delta_reasoning, delta_text
 from holdfast.verify.trial import CHAT, SkippedError, Trial
 
 _KINDS = {True: "chat.completion.chunk", False: "text_completion"}
-"""By whether it is a chat."""
+"""The `object` of an event, by whether it is one of a chat."""
 _MIN_EVENTS = 8
-"""With text: a client that has no time may read fewer at once three times."""
+"""The least events with text: a client that has no time may read fewer at once three times."""
 _LONG_CHARACTERS = 48
 """No server that writes a few tokens at a time has this much text in its first event."""
 _EARLY_SHARE = 1 / 3
-"""Of the events with text: as many at least come before the last arrival."""
+"""The share of the events with text that have to come before the last arrival."""
 _TRIES = 3
 
 
