@@ -49,7 +49,7 @@ _MARK = "holdfast_bounded"
 
 
 def bound_answer_parsers() -> None:
-    """Limit the parsers that vLLM makes from now on; calling it again changes nothing."""
+    """Limit the parsers that vLLM makes from now on; idempotent."""
     original = ParserManager.get_parser
     if hasattr(original, _MARK):
         return

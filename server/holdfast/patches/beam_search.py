@@ -16,7 +16,7 @@ from holdfast.request_context import current_request
 
 
 def mark_beam_searches() -> None:
-    """Tell a request when each of its beam searches begins and ends; again changes nothing."""
+    """Tell a request when each of its beam searches begins and ends; idempotent."""
     as_vllm = original(BeamSearchOnlineMixin, "beam_search")
 
     async def beam_search(self: Any, *args: Any, **options: Any) -> AsyncGenerator[Any, None]:

@@ -56,7 +56,7 @@ class _ErrorEvent:
 
 
 def tell_broken_responses() -> None:
-    """Have each response that cannot go on say that it has failed; again changes nothing."""
+    """Have each response that cannot go on say that it has failed; idempotent."""
     error_of = original(GenerateBaseServing, "_convert_generation_error_to_streaming_response")
     events_of = original(OpenAIServingResponses, "responses_stream_generator")
     run = original(OpenAIServingResponses, "_run_background_request")

@@ -28,7 +28,7 @@ _OPTIONS = {"exclude_unset": True}
 
 
 def write_text_directly() -> bool:
-    """Make vLLM's chat streams write text directly; calling it again changes nothing.
+    """Make vLLM's chat streams write text directly; idempotent.
 
     Return False and change nothing if this version of vLLM writes such a chunk differently.
     """

@@ -25,7 +25,7 @@ _LONG_RUNS = (
 
 
 def bound_error_messages() -> None:
-    """Shorten error messages before vLLM looks for paths in them; again changes nothing.
+    """Shorten error messages before vLLM looks for paths in them; idempotent.
 
     Every module that binds `sanitize_message` gets it, as they share the `re` that it looks up.
     """

@@ -50,7 +50,7 @@ CheckFormat = Callable[[Any], Awaitable[None]]
 
 
 def bound_harmony(renderer: Any, check_format: CheckFormat) -> None:
-    """Bound what the library gets, with the tokenizer of `renderer`; again changes nothing."""
+    """Bound what the library gets, with the tokenizer of `renderer`; idempotent."""
     if renderer.tokenizer is None or is_replaced(online_renderer, "render_for_completion"):
         return
     render_as_vllm = original(online_renderer, "render_for_completion")

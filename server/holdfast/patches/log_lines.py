@@ -32,7 +32,7 @@ _tracebacks = logging.Formatter()
 
 
 def bound_log_lines() -> None:
-    """Shorten what vLLM's loggers write in this process; again changes nothing.
+    """Shorten what vLLM's loggers write in this process; idempotent.
 
     Its configuration may name any handlers and formatters, so records are shortened as they are
     made.

@@ -28,7 +28,7 @@ _PARSE = ("parse_chat_message_content_part", "_parse_chat_message_content_part")
 
 
 def own_media_names() -> None:
-    """Have each API key name media of its own; again changes nothing."""
+    """Have each API key name media of its own; idempotent."""
     (name,) = (one for one in _PARSE if hasattr(chat_message, one))
     as_vllm = original(chat_message, name)
 

@@ -62,7 +62,7 @@ _SENT = (
 
 
 def bound_parameters() -> None:
-    """Refuse sampling parameters beyond the bounds; again changes nothing."""
+    """Refuse sampling parameters beyond the bounds; idempotent."""
     verify_as_vllm = original(SamplingParams, "_verify_args")
     update_as_vllm = original(SamplingParams, "update_from_generation_config")
     tokenize_as_vllm = original(SamplingParams, "update_from_tokenizer")
@@ -86,7 +86,7 @@ def bound_parameters() -> None:
 
 
 def bound_batches(most: float) -> None:
-    """Refuse batches of more chats than `most`, or with large parameters; again changes nothing.
+    """Refuse batches of more chats than `most`, or with large parameters; idempotent.
 
     vLLM 0.32 copies and validates the parameters for each chat.
     """
@@ -101,7 +101,7 @@ def bound_batches(most: float) -> None:
 
 
 def bound_request_ids(shorten: Callable[[str], str]) -> None:
-    """Shorten the IDs that bodies give to requests; again changes nothing.
+    """Shorten the IDs that bodies give to requests; idempotent.
 
     vLLM 0.32 repeats such an ID, of any length, in each event of a stream.
     """
@@ -114,7 +114,7 @@ def bound_request_ids(shorten: Callable[[str], str]) -> None:
 
 
 def bound_length_penalty() -> None:
-    """Refuse powers of a length that no float can hold; again changes nothing.
+    """Refuse powers of a length that no float can hold; idempotent.
 
     vLLM 0.32 divides by such a power, which is a 500 with a traceback in the log.
     """
@@ -132,7 +132,7 @@ def bound_length_penalty() -> None:
 
 
 def keep_token_texts() -> None:
-    """Keep the text of each token that log-probs name; again changes nothing.
+    """Keep the text of each token that log-probs name; idempotent.
 
     vLLM 0.32 decodes each of them again on the event loop, which takes 8 us.
     """

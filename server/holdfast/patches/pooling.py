@@ -51,7 +51,7 @@ _EMBEDDING_SIZES = ("colbert_dim", "embedding_dim", "embed_dim", "dims", "dim", 
 
 
 def share_rendering() -> None:
-    """Bound the work of pooling requests, and share its thread; again changes nothing."""
+    """Bound the work of pooling requests, and share its thread; idempotent."""
     threads = ThreadPoolExecutor(PREPARED_AT_ONCE, thread_name_prefix="holdfast-scores")
 
     async def preprocessing(self: Any, io_processor: Any, ctx: Any) -> None:

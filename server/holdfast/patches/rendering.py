@@ -41,7 +41,7 @@ _IS_LONG: ContextVar[bool] = ContextVar("is_long", default=False)
 def render_short_prompts_at_once(
     renderer: Any, *, trusts_templates: bool, own_template: str | None = None
 ) -> None:
-    """Make a Hugging Face renderer do so; calling it again changes nothing.
+    """Make a Hugging Face renderer do so; idempotent.
 
     Its tokenizer lends each thread a copy, so the loop's thread can use one too. With
     `trusts_templates`, clients may send templates, which nothing bounds, so chats go to a thread,
@@ -114,7 +114,7 @@ def _give_long_prompts_a_thread(renderer: Any) -> None:
 
 
 def await_one_without_a_task() -> None:
-    """Make vLLM's renderers await a single step directly; calling it again changes nothing."""
+    """Make vLLM's renderers await a single step directly; idempotent."""
     base.asyncio = SimpleNamespace(**{**vars(asyncio), "gather": _gather})
 
 

@@ -103,7 +103,7 @@ def stop_at_first_error(routes: Iterable[Any]) -> None:
 def bound_invocations() -> None:
     """Make `/invocations` of an application that is built afterwards read bodies so, too.
 
-    vLLM 0.32 hides the validators of all request types in that route. Again changes nothing.
+    vLLM 0.32 hides the validators of all request types in that route. Idempotent.
     """
     as_vllm = original(sagemaker, "pydantic")
 
@@ -187,7 +187,7 @@ _INPUTS = (
 
 
 def bound_inputs(most: float) -> None:
-    """Refuse requests of pooling models with more prompts than `most`; again changes nothing.
+    """Refuse requests of pooling models with more prompts than `most`; idempotent.
 
     vLLM 0.32 makes a job for each of them before it counts them, in the queue of the one thread
     that renders all prompts: minutes for 460,000 inputs of a few bytes.
@@ -211,7 +211,7 @@ def _prompts_in(value: Any) -> int:
 
 
 def bound_options() -> None:
-    """Count the options of a question before vLLM makes them; again changes nothing.
+    """Count the options of a question before vLLM makes them; idempotent.
 
     vLLM 0.32 makes millions for one body of `/v1/systemone` before it refuses more than 26.
     """
@@ -233,7 +233,7 @@ _MARK = "holdfast_most_prompts"
 
 
 def bound_prompts(renderer: Any, most: float) -> None:
-    """Make `renderer` refuse requests with more prompts than `most`; again changes nothing.
+    """Make `renderer` refuse requests with more prompts than `most`; idempotent.
 
     Each is rendered separately, and gets all parameters of its request.
     """

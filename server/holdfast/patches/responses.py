@@ -12,7 +12,7 @@ from holdfast.patches.patch import original, replace
 
 
 def bound_responses(shorten: Callable[[str], str]) -> None:
-    """Shorten the IDs that bodies give, and keep no response unasked; again changes nothing.
+    """Shorten the IDs that bodies give, and keep no response unasked; idempotent.
 
     vLLM 0.32 repeats such an ID, of any length, in each event of a stream. It refuses `background`
     without `store` in the JSON of a request, where `"false"` counts as true. Once that is read as

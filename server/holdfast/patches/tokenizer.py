@@ -47,7 +47,7 @@ _MEDIA_KINDS_END = ("_url", "_embeds")
 
 
 def bound_tokenizer(renderer: Any) -> None:
-    """Bound the tokenizer of `renderer`, which all of the front end uses; again changes nothing."""
+    """Bound the tokenizer of `renderer`, which all of the front end uses; idempotent."""
     tokenizer = renderer.tokenizer
     if tokenizer is None or hasattr(tokenizer, "holdfast_bounds"):
         return
@@ -65,7 +65,7 @@ def bound_tokenizer(renderer: Any) -> None:
 
 
 def bound_tool_calls(renderer: Any) -> None:
-    """Refuse arguments of tool calls that are too long for a prompt; again changes nothing.
+    """Refuse arguments of tool calls that are too long for a prompt; idempotent.
 
     vLLM 0.32 parses them, JSON within the JSON of a chat, on the event loop.
     """
@@ -88,7 +88,7 @@ def bound_tool_calls(renderer: Any) -> None:
 
 
 def score_in_a_thread(most: float) -> None:
-    """Tokenize the texts of `/generative_scoring` in a thread; again changes nothing.
+    """Tokenize the texts of `/generative_scoring` in a thread; idempotent.
 
     vLLM 0.32 tokenizes them in a coroutine that never awaits, which blocks the event loop. It also
     copies the query for each item before it counts them: 2 MB of items take 100 GB. So more items
