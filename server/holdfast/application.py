@@ -179,7 +179,7 @@ class Application:
         )
 
     async def until_idle(self) -> bool:
-        """Wait for queued and running requests within the drain time-out; False if some are left.
+        """Wait for queued and running requests within the drain timeout; False if some are left.
 
         A background response continues after its request has been answered.
         """

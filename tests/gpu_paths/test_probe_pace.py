@@ -220,7 +220,7 @@ def test_engine_that_stands_still_within_a_prompt_fails(caplog: pytest.LogCaptur
 
 
 def test_engine_that_may_still_end_its_step_is_limited() -> None:
-    """Nor is a step that takes less than the stall time-out a hang in an engine that serves."""
+    """Nor is a step that takes less than the stall timeout a hang in an engine that serves."""
     faults = Faults(hangs=stands_still_within_a_prompt)
     report = probed(SMALL, BRISK, seconds=3.0, is_real=True, faults=faults)
     (sweep,) = [step for step in report.steps if step.name == "context_sweep"]

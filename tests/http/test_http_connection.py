@@ -352,7 +352,7 @@ def test_a_connection_that_says_nothing_is_closed() -> None:
 
 
 def test_a_connection_is_kept_alive_so_long_and_no_longer() -> None:
-    """The time-out between requests is the flag's, and its end is not a refusal."""
+    """The timeout between requests is the flag's, and its end is not a refusal."""
 
     async def scene(server: Listening) -> tuple[int, bytes, dict[str, int]]:
         async with server.wire() as wire:
@@ -383,7 +383,7 @@ def test_a_slow_body_is_cut_off() -> None:
 
 
 def test_a_long_body_that_comes_well_is_let_in() -> None:
-    """The time-out is of a rate, not of the whole body."""
+    """The timeout is of a rate, not of the whole body."""
 
     async def scene(server: Listening) -> tuple[int, dict[str, int]]:
         async with server.wire() as wire:
@@ -444,7 +444,7 @@ def test_a_client_that_reads_slowly_but_steadily_is_not_cut_off() -> None:
 
 
 def test_times_of_zero_are_no_limits() -> None:
-    """Without a time-out no client is cut off."""
+    """Without a timeout no client is cut off."""
 
     async def scene(server: Listening) -> tuple[int, dict[str, int]]:
         async with server.wire() as wire:
@@ -637,7 +637,7 @@ def test_a_websocket_is_a_connection() -> None:
 
 
 def test_a_websocket_is_not_cut_for_being_silent() -> None:
-    """The time-outs of headers and bodies end with its handshake."""
+    """The timeouts of headers and bodies end with its handshake."""
     app = App()
 
     async def scene(server: Listening) -> dict[str, int]:

@@ -355,7 +355,7 @@ def test_another_answer_that_takes_too_long_is_cut() -> None:
 
 
 def test_a_request_in_time_is_left_alone() -> None:
-    """The time-out ends with the answer."""
+    """The timeout ends with the answer."""
     limited = Limited(request_timeout_seconds=DEADLINE_SECONDS)
     assert limited.asked("POST", "/v1/echo", content=b"[]").json() == {"bytes": 2}
     assert limited.refused == {}

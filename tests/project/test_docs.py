@@ -396,7 +396,7 @@ def test_no_command_needs_a_new_curl(page: Path) -> None:
 
 
 def test_the_command_in_the_container_parses() -> None:
-    """What `docker run` starts is accepted by the parser, and its time-out covers the drain."""
+    """What `docker run` starts is accepted by the parser, and its timeout covers the drain."""
     (docker,) = (words for _, words in commands() if words[:2] == ["docker", "run"])
     command = docker[docker.index("serve") + 1 :]
     settings = cli.parse_serve(command, {})

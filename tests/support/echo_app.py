@@ -31,7 +31,7 @@ POST = b"POST /v1/echo HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 HOUR_SECONDS = 3600.0
 UNREACHED_SECONDS = 2.0
-"""A time-out that a client stays below, even if the machine stands still for a second."""
+"""A timeout that a client stays below, even if the machine stands still for a second."""
 
 Scene = Callable[[Listening], Awaitable[Any]]
 

@@ -129,7 +129,7 @@ class Admission:
         """Return a ticket for a new request: admitted, waiting or refused. It must `leave`.
 
         `is_limited` says whether the limit per key applies. If the engine is lost, the request
-        waits as long as the next generation is expected within the hold time-out.
+        waits as long as the next generation is expected within the hold timeout.
         """
         key = context.key
         self._follow_state()
@@ -189,7 +189,7 @@ class Admission:
         """Return True when a ticket waits no longer.
 
         The wait for capacity has no limit; while the gate is closed, the limit is the hold
-        time-out. A drain continues to admit the requests that were waiting for capacity. One that
+        timeout. A drain continues to admit the requests that were waiting for capacity. One that
         comes back waits for the next engine without a limit, unless a drain begins meanwhile.
         """
         hold_ends: float | None = None

@@ -39,7 +39,7 @@ class Host(Protocol):
         """Return a prober for this engine."""
 
     async def until_idle(self) -> bool:
-        """Wait until no request is in flight, for at most the drain time-out."""
+        """Wait until no request is in flight, for at most the drain timeout."""
 
     def generation_ended(self, ranks: tuple[RankStats, ...]) -> None:
         """Keep the last counters of a generation."""

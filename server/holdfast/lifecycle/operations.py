@@ -1,7 +1,7 @@
 """Commands to a proven engine, of operators and of `recycling`, one at a time until it ends.
 
 The engine is proven, put to sleep and ended only when it holds no request of a client. Each command
-therefore begins in the same way: new requests wait, and running ones have until the drain time-out.
+therefore begins in the same way: new requests wait, and running ones have until the drain timeout.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class OperationRunner:
         """While entered, the engine holds no request of a client, and new ones wait.
 
         Raises:
-            ConflictError: requests ran for longer than the drain time-out, or the engine was
+            ConflictError: requests ran for longer than the drain timeout, or the engine was
                 paused meanwhile; they continue.
         """
         self._requests.hold()
@@ -218,7 +218,7 @@ class OperationRunner:
             self._reopen()
 
     async def _until(self, condition: Callable[[], bool]) -> bool:
-        """Wait for a condition, at most for the drain time-out, and return whether it holds."""
+        """Wait for a condition, at most for the drain timeout, and return whether it holds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._drain_timeout_seconds):
                 while not condition():  # noqa: ASYNC110 - an event would cost every request

@@ -213,7 +213,7 @@ class ProbeSession:
     async def _late(self, since: measure.Mark, waited_seconds: float) -> ProbeFailedError:
         """Tell slowness from a hang, by the rules of `heartbeat`.
 
-        An engine that has ended no step at all fails without waiting for the stall time-out.
+        An engine that has ended no step at all fails without waiting for the stall timeout.
         """
         quiet_seconds, longest_seconds = waited_seconds, self.steps_seconds(SLOWEST_STEP_FACTOR)
         if self._is_shown(lambda rank: bool(since.new_steps(rank))):

@@ -129,7 +129,7 @@ def test_a_scheduler_that_runs_nothing_is_blocked() -> None:
 
 
 def test_an_engine_that_defers_all_it_has_does_not_stall() -> None:
-    """A grammar that compiles for longer than the time-out delays no other request."""
+    """A grammar that compiles for longer than the timeout delays no other request."""
     assert _first_stall(replace(BUSY, deferring=frozenset({0}))) is None
 
 
@@ -466,7 +466,7 @@ class Compiling(Patient):
 def test_a_compiler_that_is_part_of_a_process_gets_time_too(
     monkeypatch: pytest.MonkeyPatch, looks: float
 ) -> None:
-    """Each look at a compiler allows one more time-out, up to a limit."""
+    """Each look at a compiler allows one more timeout, up to a limit."""
     monkeypatch.setattr("holdfast.engine.heartbeat.POLL_SECONDS", 0.0)
     clock = FakeClock()
 

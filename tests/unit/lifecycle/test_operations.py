@@ -162,7 +162,7 @@ def test_a_probe_waits_for_what_runs_and_what_comes_waits_for_it(tmp_path: Path)
 
 
 def test_a_probe_gives_up_where_requests_do_not_end(tmp_path: Path) -> None:
-    """After the drain time-out the command conflicts, and the requests continue in READY."""
+    """After the drain timeout the command conflicts, and the requests continue in READY."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -368,7 +368,7 @@ def test_a_restart_does_not_wait_for_what_can_go_on(tmp_path: Path) -> None:
 
 
 def test_a_restart_does_not_wait_for_ever(tmp_path: Path) -> None:
-    """A stream that outlasts the drain time-out ends with an error, and is counted."""
+    """A stream that outlasts the drain timeout ends with an error, and is counted."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:

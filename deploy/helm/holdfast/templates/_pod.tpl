@@ -181,7 +181,7 @@ startupProbe:
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: {{ div (add .Values.start.seconds 9) 10 }}
-# /readyz is 200 only in READY. A 503 is a definite answer and a time-out may be a busy moment
+# /readyz is 200 only in READY. A 503 is a definite answer and a timeout may be a busy moment
 # of the node, but Kubernetes treats both as a miss: so the second one counts.
 readinessProbe:
   httpGet: {path: /readyz, port: http, scheme: {{ $scheme }}}
