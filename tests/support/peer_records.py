@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.doctor.asking import PeerAnswer, PeerReport
 from holdfast.doctor.links import Interface, Network, Route
 from holdfast.doctor.peers import Peer, PeerName
-from holdfast.doctor.reach import Address, Knock
+from holdfast.doctor.reach import Address, TcpProbe
 from node_pairs import FACTS
 
 HERE, THERE = "192.168.177.11", "192.168.177.12"
@@ -60,12 +60,12 @@ PEER = Peer(
     Address(socket.AF_INET, THERE),
     is_here=False,
     route=Route(HERE, CABLE),
-    knocks=(
-        Knock(29600, "closed"),
-        Knock(8001, "open", round_trip_seconds=0.0001, packet_bytes=9000),
-        Knock(8000, "closed"),
+    tcp_probes=(
+        TcpProbe(29600, "closed"),
+        TcpProbe(8001, "open", round_trip_seconds=0.0001, packet_bytes=9000),
+        TcpProbe(8000, "closed"),
     ),
-    other_knocks=(Knock(40000, "closed"), Knock(50000, "closed")),
+    other_probes=(TcpProbe(40000, "closed"), TcpProbe(50000, "closed")),
     round_trip_seconds=0.0001,
     packet_answer="answered",
     report=report(FOLLOWER),

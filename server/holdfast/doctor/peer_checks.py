@@ -40,7 +40,7 @@ def _check_answers(peer: Peer) -> Iterator[Finding]:
     if peer.is_here:
         yield warning(name, f"{peer} is this machine.", "name the other node.")
     if not peer.is_reachable:
-        details = {one.detail for one in peer.knocks if one.detail}
+        details = {one.detail for one in peer.tcp_probes if one.detail}
         problem = ", ".join(sorted(details)) or f"nothing answers on {_ports(peer)}"
         yield failure(
             name,
@@ -92,7 +92,7 @@ def _check_state(peer: Peer, status: PeerStatus) -> Finding:
 
 def _check_other_ports(peer: Peer) -> Iterator[Finding]:
     name: HazardName = "ports"
-    kept = [str(one.port) for one in peer.other_knocks if one.outcome in {"silent", "unreachable"}]
+    kept = [str(one.port) for one in peer.other_probes if one.outcome in {"silent", "unreachable"}]
     if kept:
         yield warning(
             name,
@@ -101,7 +101,7 @@ def _check_other_ports(peer: Peer) -> Iterator[Finding]:
             "let every TCP port through between the nodes, for example `ufw allow from ADDRESS` "
             "on each with the address of the other.",
         )
-    elif peer.other_knocks:
+    elif peer.other_probes:
         yield ok(name, "no firewall found")
 
 
@@ -166,5 +166,5 @@ def _check_memory(status: PeerStatus, available_bytes: int) -> Finding:
 
 
 def _ports(peer: Peer) -> str:
-    *ports, last = (str(one.port) for one in peer.knocks)
+    *ports, last = (str(one.port) for one in peer.tcp_probes)
     return f"ports {', '.join(ports)} and {last}" if ports else f"port {last}"

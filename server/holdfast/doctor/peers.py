@@ -20,10 +20,10 @@ from holdfast.doctor.links import Network, Route, route_to
 from holdfast.doctor.peer_status import PeerStatus, read_status
 from holdfast.doctor.reach import (
     Address,
-    Knock,
     PacketAnswer,
+    TcpProbe,
     full_packet_answer,
-    knock,
+    probe_tcp,
     resolve,
     shortest_round_trip_seconds,
 )
@@ -88,9 +88,9 @@ class Peer:
     """Whether it is an address of this machine."""
     route: Route | None
     """None if this machine has no route to it."""
-    knocks: tuple[Knock, ...]
+    tcp_probes: tuple[TcpProbe, ...]
     """At the node port, then at the health ports."""
-    other_knocks: tuple[Knock, ...] = ()
+    other_probes: tuple[TcpProbe, ...] = ()
     """At ports like those that vLLM, NCCL and gloo choose; none if the peer is not reachable."""
     round_trip_seconds: float | None = None
     packet_answer: PacketAnswer | None = None
@@ -111,17 +111,17 @@ class Peer:
     @property
     def is_reachable(self) -> bool:
         """Whether the peer answered anything."""
-        return any(one.outcome in _ANSWERING for one in self.knocks)
+        return any(one.outcome in _ANSWERING for one in self.tcp_probes)
 
     @property
     def is_head(self) -> bool:
         """Whether something accepts connections at the node port."""
-        return self.knocks[0].outcome == "open"
+        return self.tcp_probes[0].outcome == "open"
 
     @property
     def packet_bytes(self) -> int | None:
         """The largest packet of a connection, if one was open."""
-        found = [one.packet_bytes for one in self.knocks if one.packet_bytes is not None]
+        found = [one.packet_bytes for one in self.tcp_probes if one.packet_bytes is not None]
         return min(found, default=None)
 
     @property
@@ -145,28 +145,28 @@ def examine(
     """
     address = resolve(name.host)[0]
     route = route_to(address, network)
-    knocks = _knock_everywhere(address, (name.node_port, *health_ports))
+    tcp_probes = _probe_everywhere(address, (name.node_port, *health_ports))
     is_loopback = ipaddress.ip_address(address.host).is_loopback
     is_here = is_loopback or network.has_address(address.host)
-    peer = Peer(name, address, is_here, route, knocks)
+    peer = Peer(name, address, is_here, route, tcp_probes)
     if not peer.is_reachable:
         return peer
-    open_ports = [one.port for one in reversed(knocks) if one.outcome == "open"]
+    open_ports = [one.port for one in reversed(tcp_probes) if one.outcome == "open"]
     return replace(
         peer,
-        other_knocks=_knock_everywhere(address, _other_ports(root)),
+        other_probes=_probe_everywhere(address, _other_ports(root)),
         round_trip_seconds=(
             shortest_round_trip_seconds(address, open_ports[0]) if open_ports else None
         ),
         packet_answer=None if is_here else _packet_answer(address, route),
-        report=_report(address, knocks[1:], answers_seconds),
+        report=_report(address, tcp_probes[1:], answers_seconds),
     )
 
 
-def _knock_everywhere(address: Address, ports: Sequence[int]) -> tuple[Knock, ...]:
-    """Knock at all ports at once, because each may take as long as its deadline."""
+def _probe_everywhere(address: Address, ports: Sequence[int]) -> tuple[TcpProbe, ...]:
+    """Probe all ports at once, because each may take as long as its deadline."""
     with ThreadPoolExecutor() as pool:
-        return tuple(pool.map(partial(knock, address), ports))
+        return tuple(pool.map(partial(probe_tcp, address), ports))
 
 
 def _other_ports(root: Path) -> list[int]:
@@ -187,11 +187,11 @@ def _packet_answer(address: Address, route: Route | None) -> PacketAnswer | None
 
 
 def _report(
-    address: Address, knocks: Sequence[Knock], deadline_seconds: float
+    address: Address, tcp_probes: Sequence[TcpProbe], deadline_seconds: float
 ) -> PeerReport | None:
     """Return the answers of the first health port that is one of ours, else of the first."""
     first = None
-    for one in knocks:
+    for one in tcp_probes:
         if one.outcome == "open":
             report = ask(address, one.port, deadline_seconds)
             if read_status(report.document) is not None:

@@ -65,7 +65,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Knock:
+class TcpProbe:
     """What came of one attempt to connect."""
 
     port: int
@@ -117,7 +117,7 @@ def _resolved(name: str) -> tuple[Address, ...] | str:
     return tuple(dict.fromkeys(addresses)) or "it has no address"
 
 
-def knock(address: Address, port: int, deadline_seconds: float = CONNECT_SECONDS) -> Knock:
+def probe_tcp(address: Address, port: int, deadline_seconds: float = CONNECT_SECONDS) -> TcpProbe:
     """Connect to a port and close the connection again."""
     with socket.socket(address.family, socket.SOCK_STREAM) as sock:
         sock.settimeout(deadline_seconds)
@@ -125,11 +125,11 @@ def knock(address: Address, port: int, deadline_seconds: float = CONNECT_SECONDS
             sock.connect(address.at(port))
             return _opened(address, port, sock)
         except TimeoutError:
-            return Knock(port, "silent")
+            return TcpProbe(port, "silent")
         except (ConnectionRefusedError, ConnectionResetError):
-            return Knock(port, "closed")
+            return TcpProbe(port, "closed")
         except OSError as error:
-            return Knock(port, "unreachable", error.strerror or str(error))
+            return TcpProbe(port, "unreachable", error.strerror or str(error))
 
 
 def shortest_round_trip_seconds(
@@ -138,7 +138,7 @@ def shortest_round_trip_seconds(
     """Return the shortest of a few round trips to an open port; None if one fails."""
     times = []
     for _ in range(ROUND_TRIPS):
-        found = knock(address, port, deadline_seconds).round_trip_seconds
+        found = probe_tcp(address, port, deadline_seconds).round_trip_seconds
         if found is None:
             return None
         times.append(found)
@@ -187,7 +187,7 @@ def _answer(address: Address, packet_bytes: int, deadline_seconds: float) -> Pac
     return "answered"
 
 
-def _opened(address: Address, port: int, sock: socket.socket) -> Knock:
+def _opened(address: Address, port: int, sock: socket.socket) -> TcpProbe:
     """Return what the kernel knows about a connection that was just made."""
     with suppress(struct.error):  # an older kernel's record is shorter
         known = _TCP_INFO.unpack(
@@ -196,10 +196,10 @@ def _opened(address: Address, port: int, sock: socket.socket) -> Knock:
         headers_bytes = _IP_HEADER_BYTES[address.family] + _TCP_HEADER_BYTES
         if known[_OPTIONS] & _HAS_TIMESTAMPS:
             headers_bytes += _TIMESTAMPS_BYTES
-        return Knock(
+        return TcpProbe(
             port,
             "open",
             round_trip_seconds=known[_ROUND_TRIP_MICROSECONDS] / 1e6,
             packet_bytes=known[_SEGMENT_BYTES] + headers_bytes,
         )
-    return Knock(port, "open")
+    return TcpProbe(port, "open")

@@ -41,7 +41,7 @@ class DifferenceLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class NoiseFloor:
     """How far a server differs from itself where nothing but noise can differ, in nats."""
 
     median: float
@@ -120,9 +120,9 @@ def differences(one: Top, other: Top) -> tuple[float, ...]:
     return tuple(abs(one[token] - other[token]) for token in common) or (math.inf,)
 
 
-def noisier(one: Floor, other: Floor) -> Floor:
+def noisier(one: NoiseFloor, other: NoiseFloor) -> NoiseFloor:
     """The worse of both, number by number."""
-    return Floor(
+    return NoiseFloor(
         median=max(one.median, other.median),
         p999=max(one.p999, other.p999),
         divergence=max(one.divergence, other.divergence),
@@ -143,14 +143,14 @@ def renormalised(one: Scores, other: Scores) -> tuple[Scores, Scores]:
     return mine, its
 
 
-def floor_of(comparisons: Iterable[Comparison]) -> Floor:
+def floor_of(comparisons: Iterable[Comparison]) -> NoiseFloor:
     """The noise of comparisons in which only noise can differ.
 
     Each is a group with a noise of its own, for example a shape of a matrix product. Every number
     is that of the noisiest group: the quiet ones must not hide it.
     """
     groups = list(comparisons)
-    return Floor(
+    return NoiseFloor(
         median=max(group.median for group in groups),
         p999=max(quantile(sorted(group.differences), _NEARLY_ALL) for group in groups),
         divergence=max(group.divergence for group in groups),
@@ -158,7 +158,7 @@ def floor_of(comparisons: Iterable[Comparison]) -> Floor:
     )
 
 
-def rounding_floor(tops: Iterable[Top]) -> Floor:
+def rounding_floor(tops: Iterable[Top]) -> NoiseFloor:
     """The noise of logits that are rounded, as those of bfloat16 are; 0 if they seem not to be.
 
     Sums in another order may be rounded to another step, and all the differences that a run has
@@ -172,7 +172,7 @@ def rounding_floor(tops: Iterable[Top]) -> Floor:
     fine = _step_of([values[0] - value for values in ordered for value in values[1:]])
     coarse = _step_of([values[0] - values[1] for values in ordered if len(values) > 1])
     step = max(fine, coarse)
-    return Floor(fine, _NORMAL_P999 * step, step**2 / 2 / NOISE_FACTOR**2, samples=0)
+    return NoiseFloor(fine, _NORMAL_P999 * step, step**2 / 2 / NOISE_FACTOR**2, samples=0)
 
 
 def pooled(comparisons: Sequence[Comparison]) -> Comparison:

@@ -38,9 +38,9 @@ def found(*arguments: Any, **named: Any) -> dict[str, Finding]:
 def through(interface: Interface, *others: Interface) -> tuple[Peer, Network]:
     """A peer that this interface leads to, on a machine that has others."""
     route = Route(interface.addresses[0], interface)
-    knocks = tuple(replace(one, packet_bytes=interface.mtu_bytes) for one in PEER.knocks)
+    tcp_probes = tuple(replace(one, packet_bytes=interface.mtu_bytes) for one in PEER.tcp_probes)
     network = replace(NETWORK, interfaces=(LOOPBACK, interface, *others))
-    return replace(PEER, route=route, knocks=knocks), network
+    return replace(PEER, route=route, tcp_probes=tcp_probes), network
 
 
 def with_variables(machine: Machine, variables: Mapping[str, str]) -> Machine:
@@ -65,8 +65,8 @@ def test_without_a_link_there_is_nothing_to_find(peer: Peer) -> None:
 
 def test_a_peer_that_takes_shorter_packets_is_a_warning() -> None:
     """Both lengths are named."""
-    knocks = tuple(replace(one, packet_bytes=1500) for one in PEER.knocks)
-    finding = found(replace(PEER, knocks=knocks))["path-mtu"]
+    tcp_probes = tuple(replace(one, packet_bytes=1500) for one in PEER.tcp_probes)
+    finding = found(replace(PEER, tcp_probes=tcp_probes))["path-mtu"]
     assert finding.severity == "warning"
     assert "9000 bytes, and the peer takes packets of 1500" in finding.seen
     assert "mtu 9000" in finding.remedy
@@ -101,8 +101,8 @@ def test_a_fast_link_has_long_packets(
 def test_an_interface_with_a_huge_mtu_is_not_called_wrong() -> None:
     """The first window of a connection is shorter than its packets."""
     peer, network = through(replace(CABLE, mtu_bytes=65520))
-    knocks = tuple(replace(one, packet_bytes=32_793) for one in peer.knocks)
-    assert found(replace(peer, knocks=knocks), network)["path-mtu"].severity == "ok"
+    tcp_probes = tuple(replace(one, packet_bytes=32_793) for one in peer.tcp_probes)
+    assert found(replace(peer, tcp_probes=tcp_probes), network)["path-mtu"].severity == "ok"
 
 
 def test_a_way_that_was_not_tried_is_said_to_be_unknown() -> None:

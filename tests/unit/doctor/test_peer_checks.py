@@ -11,14 +11,14 @@ from holdfast.doctor.asking import PeerReport
 from holdfast.doctor.findings import GIB, Finding, Severity
 from holdfast.doctor.peer_checks import check_peer
 from holdfast.doctor.peers import Peer
-from holdfast.doctor.reach import Knock
+from holdfast.doctor.reach import TcpProbe
 from holdfast.nodes.messages import NodeFacts
 from node_pairs import FACTS
 from peer_records import FOLLOWER, HEAD, PEER, an_answer, report
 
 HEAD_PEER = replace(
     PEER,
-    knocks=(Knock(29600, "open"), Knock(8001, "closed"), Knock(8000, "open")),
+    tcp_probes=(TcpProbe(29600, "open"), TcpProbe(8001, "closed"), TcpProbe(8000, "open")),
     report=report(HEAD),
 )
 
@@ -45,21 +45,23 @@ def test_a_sound_peer_has_no_finding(peer: Peer) -> None:
 
 def test_a_peer_that_cannot_be_reached_fails() -> None:
     """With what the kernel says, or with the ports that were tried."""
-    silent = tuple(Knock(one.port, "silent") for one in PEER.knocks)
-    peer = replace(PEER, knocks=silent, other_knocks=(), round_trip_seconds=None, report=None)
+    silent = tuple(TcpProbe(one.port, "silent") for one in PEER.tcp_probes)
+    peer = replace(PEER, tcp_probes=silent, other_probes=(), round_trip_seconds=None, report=None)
     (finding,) = found(peer).values()
     assert (finding.name, finding.severity) == ("peer", "failure")
     assert "29600, 8001 and 8000" in finding.seen
-    unreachable = tuple(Knock(one.port, "unreachable", "No route to host") for one in PEER.knocks)
-    (finding,) = found(replace(peer, knocks=unreachable)).values()
+    unreachable = tuple(
+        TcpProbe(one.port, "unreachable", "No route to host") for one in PEER.tcp_probes
+    )
+    (finding,) = found(replace(peer, tcp_probes=unreachable)).values()
     assert "spark2 (192.168.177.12) cannot be reached: No route to host." in finding.seen
     assert "cable" in finding.remedy
 
 
 def test_a_machine_where_nothing_listens_is_a_warning() -> None:
     """A follower may start later; what cannot be checked without it is said."""
-    closed = tuple(Knock(one.port, "closed") for one in PEER.knocks)
-    finding = found(replace(PEER, knocks=closed, report=None))["peer"]
+    closed = tuple(TcpProbe(one.port, "closed") for one in PEER.tcp_probes)
+    finding = found(replace(PEER, tcp_probes=closed, report=None))["peer"]
     assert finding.severity == "warning"
     assert "versions, clock and memory are not checked" in finding.seen
     assert "holdfast follow" in finding.remedy
@@ -67,8 +69,8 @@ def test_a_machine_where_nothing_listens_is_a_warning() -> None:
 
 def test_a_head_without_a_health_port_is_a_warning() -> None:
     """It may have another one."""
-    knocks = (Knock(29600, "open"), Knock(8001, "closed"), Knock(8000, "silent"))
-    finding = found(replace(PEER, knocks=knocks, report=None))["peer"]
+    tcp_probes = (TcpProbe(29600, "open"), TcpProbe(8001, "closed"), TcpProbe(8000, "silent"))
+    finding = found(replace(PEER, tcp_probes=tcp_probes, report=None))["peer"]
     assert finding.severity == "warning"
     assert "--peer-port" in finding.remedy
 
@@ -105,8 +107,8 @@ def test_nodes_that_do_not_find_each_other_are_a_warning(
 
 def test_a_head_that_accepts_no_follower_is_a_warning() -> None:
     """It serves on one node, or its port is another one."""
-    knocks = (Knock(29600, "closed"), *HEAD_PEER.knocks[1:])
-    finding = found(replace(HEAD_PEER, knocks=knocks))["peer"]
+    tcp_probes = (TcpProbe(29600, "closed"), *HEAD_PEER.tcp_probes[1:])
+    finding = found(replace(HEAD_PEER, tcp_probes=tcp_probes))["peer"]
     assert finding.severity == "warning"
     assert "--nnodes" in finding.remedy
 
@@ -121,8 +123,8 @@ def test_this_machine_is_not_a_peer() -> None:
 @pytest.mark.parametrize("outcome", ["silent", "unreachable"])
 def test_a_firewall_between_the_nodes_is_a_warning(outcome: Any) -> None:
     """The ports that are kept are named."""
-    knocks = (Knock(40000, "closed"), Knock(50000, outcome))
-    finding = found(replace(PEER, other_knocks=knocks))["ports"]
+    tcp_probes = (TcpProbe(40000, "closed"), TcpProbe(50000, outcome))
+    finding = found(replace(PEER, other_probes=tcp_probes))["ports"]
     assert finding.severity == "warning"
     assert "ports 50000 of" in finding.seen
 

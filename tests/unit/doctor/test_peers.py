@@ -50,13 +50,13 @@ def test_a_follower_is_found_at_its_health_port(tmp_path: Path) -> None:
             answers_seconds=PATIENCE_SECONDS,
             root=tmp_path,
         )
-    assert [one.outcome for one in peer.knocks] == ["closed", "closed", "open"]
+    assert [one.outcome for one in peer.tcp_probes] == ["closed", "closed", "open"]
     assert (peer.is_here, peer.is_reachable, peer.is_head) == (True, True, False)
     assert peer.status is not None
     assert peer.status.role == "follower"
     assert peer.round_trip_seconds is not None
-    assert len(peer.other_knocks) == OTHER_PORTS
-    assert {one.outcome for one in peer.other_knocks} <= {"open", "closed"}
+    assert len(peer.other_probes) == OTHER_PORTS
+    assert {one.outcome for one in peer.other_probes} <= {"open", "closed"}
 
 
 def test_a_head_is_found_behind_a_server_of_something_else() -> None:
@@ -104,7 +104,7 @@ def test_a_machine_where_nothing_listens_is_reachable() -> None:
 def test_a_machine_that_cannot_be_reached_is_not_examined_further() -> None:
     """Its ports are not tried one by one."""
     peer = examine(PeerName("255.255.255.255", 1), Network(()), (2,))
-    assert (peer.is_reachable, peer.route, peer.other_knocks) == (False, None, ())
+    assert (peer.is_reachable, peer.route, peer.other_probes) == (False, None, ())
     assert peer.packet_answer is None
 
 
@@ -116,7 +116,7 @@ def test_the_other_ports_are_those_that_the_kernel_chooses(tmp_path: Path, text:
     path.write_text(text)
     with closed_ports(1) as (port,):
         peer = examine(PeerName("127.0.0.1", port), Network(()), (port,), root=tmp_path)
-    ports = [one.port for one in peer.other_knocks]
+    ports = [one.port for one in peer.other_probes]
     assert ports == {
         "40000\t40003\n": [40001, 40002, 40003],
         "7 7\n": [7],

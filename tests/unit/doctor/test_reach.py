@@ -10,7 +10,7 @@ import pytest
 from holdfast.doctor.reach import (
     Address,
     full_packet_answer,
-    knock,
+    probe_tcp,
     resolve,
     shortest_round_trip_seconds,
 )
@@ -23,7 +23,7 @@ HERE = Address(socket.AF_INET, "127.0.0.1")
 def test_an_open_port_tells_the_round_trip_and_the_length_of_packets() -> None:
     """From the kernel, which measured both when it connected."""
     with peer_server(silent) as port:
-        found = knock(HERE, port)
+        found = probe_tcp(HERE, port)
         shortest_seconds = shortest_round_trip_seconds(HERE, port)
     assert (found.port, found.outcome) == (port, "open")
     assert found.round_trip_seconds is not None
@@ -39,14 +39,14 @@ def test_the_length_of_packets_is_what_both_ends_take() -> None:
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1460)
         server.bind(("127.0.0.1", 0))
         server.listen()
-        found = knock(HERE, server.getsockname()[1])
+        found = probe_tcp(HERE, server.getsockname()[1])
     assert found.packet_bytes == 1500
 
 
 def test_a_port_that_nothing_listens_on_is_closed() -> None:
     """The peer is there."""
     with closed_ports(1) as (port,):
-        assert knock(HERE, port).outcome == "closed"
+        assert probe_tcp(HERE, port).outcome == "closed"
         assert shortest_round_trip_seconds(HERE, port) is None
 
 
@@ -60,12 +60,12 @@ def test_a_port_that_does_not_answer_is_silent() -> None:
             filler.setblocking(False)
             with suppress(BlockingIOError):
                 filler.connect(address)
-        assert knock(HERE, address[1], 0.2).outcome == "silent"
+        assert probe_tcp(HERE, address[1], 0.2).outcome == "silent"
 
 
 def test_a_peer_without_a_route_is_unreachable() -> None:
     """With the words of the kernel."""
-    found = knock(Address(socket.AF_INET, "255.255.255.255"), 29600)
+    found = probe_tcp(Address(socket.AF_INET, "255.255.255.255"), 29600)
     assert found.outcome == "unreachable"
     assert found.detail
 

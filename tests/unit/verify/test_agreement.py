@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.verify.agreement import (
     DifferenceLimits,
-    Floor,
+    NoiseFloor,
     Top,
     compare,
     divergence,
@@ -71,7 +71,7 @@ def test_without_noise_equality_is_asked() -> None:
 
 def test_limits_follow_from_the_noise() -> None:
     """The median of the same work is taken as it is; of another order, three times."""
-    floor = Floor(median=0.1, p999=0.5, divergence=0.0, samples=9)
+    floor = NoiseFloor(median=0.1, p999=0.5, divergence=0.0, samples=9)
     assert floor.as_repeated == DifferenceLimits(0.1, 1.5)
     assert floor.as_reordered.median == pytest.approx(0.3)
     assert floor.as_reordered.greatest == 1.5
@@ -79,7 +79,7 @@ def test_limits_follow_from_the_noise() -> None:
 
 def test_a_median_of_nearly_nothing_is_not_the_limit() -> None:
     """The noise of float32 on an H200, and what an answer behind 17 tokens differed by there."""
-    noise = Floor(median=4.24e-5, p999=3.9e-3, divergence=0.0, samples=16_958)
+    noise = NoiseFloor(median=4.24e-5, p999=3.9e-3, divergence=0.0, samples=16_958)
     limits = noise.as_reordered
     assert limits.median == pytest.approx(1.3e-3)
     assert limits.median > 6.19e-4
@@ -135,7 +135,7 @@ def test_logits_that_are_not_rounded_have_no_step() -> None:
     """Those of float32 may be anything; nor do a few numbers make a step."""
     draw = random.Random(3)
     tops = [{token: -draw.random() * 9 for token in range(8)} for _ in range(40)]
-    assert rounding_floor(tops) == Floor(0.0, 0.0, 0.0, 0)
+    assert rounding_floor(tops) == NoiseFloor(0.0, 0.0, 0.0, 0)
     assert rounding_floor(rounded_tops(2**-6, 2**-5, count=2)).median == 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.verify.agreement import (
-    Floor,
+    NoiseFloor,
     Scores,
     compare,
     lead_over,
@@ -107,7 +107,7 @@ async def first_tokens(trial: Trial) -> None:
     trial.measure("first tokens", len(recorded))
 
 
-async def _compare_contexts(trial: Trial, floor: Floor) -> None:
+async def _compare_contexts(trial: Trial, floor: NoiseFloor) -> None:
     """Compare what follows long prompts, which no sequence reaches."""
     baseline, most = _baseline(trial), longest_tokens(trial)
     if trial.profile != "full":
@@ -122,7 +122,9 @@ async def _compare_contexts(trial: Trial, floor: Floor) -> None:
         now = {len(one.prompt_ids): await next_top(trial, one.prompt_ids) for one in found}
     then = {len(one.prompt_ids): dict(one.top) for one in found}
     recorded = baseline.contexts_noise
-    long = noisier(floor, Floor(recorded.median, recorded.p999, recorded.divergence, len(found)))
+    long = noisier(
+        floor, NoiseFloor(recorded.median, recorded.p999, recorded.divergence, len(found))
+    )
     judge(trial, "behind long contexts", [(now, then)], long.as_reordered)
 
 
@@ -147,14 +149,14 @@ def _scores(one: RecordedSequence) -> Scores:
     return {at: dict(top) for at, top in enumerate(one.tops, start=1)}
 
 
-async def _floor(trial: Trial) -> Floor:
+async def _floor(trial: Trial) -> NoiseFloor:
     """The noise of the noisier of both servers.
 
     What is wrong with a server may make it noisy, too. So its own noise counts only up to ten times
     what was recorded.
     """
     then, now = _baseline(trial).noise, (await noise(trial)).reordered
-    return Floor(
+    return NoiseFloor(
         median=_noisier(then.median, now.median),
         p999=_noisier(then.p999, now.p999),
         divergence=_noisier(then.divergence, now.divergence),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast import __version__
-from holdfast.verify.agreement import Floor, Top
+from holdfast.verify.agreement import NoiseFloor, Top
 from holdfast.verify.baseline import (
     Baseline,
     FirstToken,
@@ -146,7 +146,7 @@ async def _texts(trial: Trial) -> tuple[RecordedText, ...]:
     return tuple(found)
 
 
-def _noise(floor: Floor) -> Noise:
+def _noise(floor: NoiseFloor) -> Noise:
     return Noise(floor.median, floor.p999, floor.divergence)
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from holdfast.verify.agreement import Floor, Scores, Top, compare, floor_of, noisier
+from holdfast.verify.agreement import NoiseFloor, Scores, Top, compare, floor_of, noisier
 from holdfast.verify.check import Check
 from holdfast.verify.checks.self_agreement.judging import (
     MAX_NOISE,
@@ -140,7 +140,7 @@ def _require_chunks(trial: Trial, made: Sequences, cold: Scores) -> None:
         )
 
 
-async def long_floor(trial: Trial) -> Floor:
+async def long_floor(trial: Trial) -> NoiseFloor:
     """The noise of long contexts: prefills of other lengths add them up in another order.
 
     It is that of prompts which grow in the prefix cache by other lengths, so that neither a chunk
@@ -159,7 +159,7 @@ async def long_floor(trial: Trial) -> Floor:
     return noisier(short, long)
 
 
-async def cached_floor(trial: Trial) -> Floor:
+async def cached_floor(trial: Trial) -> NoiseFloor:
     """The noise behind the prompt of `cached_tokens`, which may be a long one.
 
     A prefix cache that is wrong raises the noise of long contexts, too. So no more of it counts
@@ -175,12 +175,12 @@ async def cached_floor(trial: Trial) -> Floor:
     return noisier(short, replace(long, median=min(long.median, most), p999=min(long.p999, most)))
 
 
-def _most_noise(short: Floor) -> float:
+def _most_noise(short: NoiseFloor) -> float:
     """What the noise of long contexts may come to."""
     return min(max(_MAX_GROWTH * short.p999, _EXACT), MAX_NOISE)
 
 
-async def _ladders_floor(trial: Trial) -> Floor:
+async def _ladders_floor(trial: Trial) -> NoiseFloor:
     """Grouped by ladder and by power of two of the length: noise grows with the context."""
     made, known = await trial.once(sequences), await trial.once(_long_ladder)
     groups: dict[tuple[int, int], dict[int, Top]] = {}

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from holdfast.verify.agreement import (
     Comparison,
     DifferenceLimits,
-    Floor,
+    NoiseFloor,
     Scores,
     compare,
     floor_of,
@@ -58,22 +58,22 @@ _MAX_ROUNDING = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Floors:
+class NoiseFloors:
     """How far the server differs from itself."""
 
-    repeated: Floor
-    measured: Floor
+    repeated: NoiseFloor
+    measured: NoiseFloor
     """The noise of the repeated and of the reordered requests."""
-    rounding: Floor
+    rounding: NoiseFloor
     """What the rounding of logits may add, whether or not these requests show it."""
 
     @property
-    def reordered(self) -> Floor:
+    def reordered(self) -> NoiseFloor:
         """The noise within which a path must agree that adds in another order."""
         return noisier(self.measured, self.rounding)
 
 
-async def noise(trial: Trial) -> Floors:
+async def noise(trial: Trial) -> NoiseFloors:
     """Both kinds, measured once.
 
     Raises:
@@ -174,14 +174,14 @@ async def _plain_decode(trial: Trial) -> Comparison:
     return compare(made.scores, await reference(trial, [*prompt, *made.token_ids]))
 
 
-async def _measured_noise(trial: Trial) -> Floors:
+async def _measured_noise(trial: Trial) -> NoiseFloors:
     prompt = await base_prompt(trial)
     first = await reference(trial, prompt)
     prefills = [compare(await reference(trial, prompt), first) for _ in range(_REPEATS)]
     repeated = [*prefills, *await _repeated_decodes(trial)]
     reordered = [*await _cut_prefills(trial), *await _twin_decodes(trial)]
     measured = floor_of([*repeated, *reordered])
-    return Floors(floor_of(repeated), measured, rounding_floor(first.values()))
+    return NoiseFloors(floor_of(repeated), measured, rounding_floor(first.values()))
 
 
 async def _repeated_decodes(trial: Trial) -> list[Comparison]:
