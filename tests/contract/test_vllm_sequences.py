@@ -129,7 +129,9 @@ class Engine:
         self.llm.scheduler_config = self.llm.vllm_config.scheduler_config
         self.llm.model_config = SimpleNamespace(max_model_len=4096)
         self.sequences = SequenceQueue(Capacity(RUNNING, RUNNING + 2, STEP_TOKENS), lambda: 3)
-        self.llm.queue_sequences(self.sequences)
+        self.aborted: list[str] = []
+        """What the engine has aborted, as it is told at once."""
+        self.llm.queue_sequences(self.sequences, self.aborted.extend)
 
     def ask(
         self,
@@ -540,6 +542,28 @@ def test_what_a_caller_that_reads_no_more_has_not_taken_is_counted() -> None:
         engine.finish(0)
         await outputs.aclose()
         assert (context.prompt_tokens, context.output_tokens) == (0, 2)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+def test_what_an_engine_aborts_is_told_before_any_caller_knows(answers: int) -> None:
+    """A caller that reads slowly knows much later, and `n` answers only once all have ended."""
+
+    async def scene(engine: Engine) -> None:
+        asking = engine.ask("a", RequestContext(), answers)
+        await engine.until_sent(answers)
+        engine.read(0)
+        assert not engine.aborted
+        process = engine.llm.output_processor.process_outputs
+        sent = engine.core.sent
+        process([EngineCoreOutput(sent[0], [], finish_reason=FinishReason.ABORT)])
+        assert engine.aborted == sent[:1]
+        assert VllmOutputs().request_ids(sent[0])[-1] == "a"
+        for place in range(1, answers):
+            engine.finish(place)
+        (output,) = await asking
+        assert VllmOutputs().is_abort(output)
 
     play(scene)
 

@@ -165,11 +165,18 @@ class ScriptedLLM:
         """Take note of nothing: the call goes on until the engine dies or answers."""
 
     async def generate(
-        self, prompt: str, *, gives_up: bool = False, sent: Sequence[int] = (), **_: Any
+        self,
+        prompt: str,
+        *,
+        gives_up: bool = False,
+        gives_up_late: bool = False,
+        sent: Sequence[int] = (),
+        **_: Any,
     ) -> AsyncIterator[Output]:
         """`answers` outputs of one token each; an abort instead if it `gives_up`.
 
-        It goes on after what was sent.
+        It goes on after what was sent. One that `gives_up_late` has its second output aborted,
+        unless it goes on.
         """
         if self.is_dead:
             raise UnsentError
@@ -185,6 +192,7 @@ class ScriptedLLM:
                     self.die()
                 if self.is_dead:
                     raise EngineGoneError
-                yield Output(token, finished=token == self.answers or gives_up, is_abort=gives_up)
+                is_abort = gives_up or (gives_up_late and token == 2 and not sent)
+                yield Output(token, finished=token == self.answers or is_abort, is_abort=is_abort)
         finally:
             self.running.remove(prompt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import cached_property, partial
 from http import HTTPStatus
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from holdfast.engine.requests.continuation import (
     restore,
     sent_answer,
 )
-from holdfast.engine.requests.missing_vectors import fill_missing_vectors, tell_failures
+from holdfast.engine.requests.observed_outputs import observed
 from holdfast.engine.requests.sequence_queue import SequenceQueue
 from holdfast.engine.requests.sizes import media_bytes_of
 from holdfast.engine.requests.unread_tokens import unread_tokens
@@ -85,8 +85,15 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         has_begun = isinstance(prompt, ContinuedPrompt)
         return refusing(outputs, partial(self.refuse, grammar), has_begun=has_begun)
 
-    def queue_sequences(self, sequences: SequenceQueue) -> None:
-        """Have each sequence wait in this queue before it is sent to the engine."""
+    def queue_sequences(
+        self,
+        sequences: SequenceQueue,
+        on_aborted: Callable[[Sequence[str]], None] = lambda _: None,
+    ) -> None:
+        """Have each sequence wait in this queue before it is sent to the engine.
+
+        `on_aborted` is called with those that the engine has aborted, before their callers know.
+        """
         self.sequences = sequences
         self.collectors = WeakValueDictionary()
         self.restoring = asyncio.Lock()
@@ -95,7 +102,7 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         self.output_processor.request_states = _RequestStates(sequences)
         self.engine_core.add_request_async = self._queued(self.engine_core.add_request_async)
         processor = self.output_processor
-        processor.process_outputs = _observed(processor.process_outputs, processor, sequences)
+        processor.process_outputs = observed(processor, sequences, on_aborted)
 
     def stop_queueing(self) -> None:
         """Stop queueing: the engine is gone, and its requests have been told.
@@ -311,25 +318,6 @@ def _check_further(given: Mapping[str, Any]) -> None:
             raise VLLMValidationError(f"{name} must be an object.", parameter="vllm_xargs")
     if SENT_TOKENS in given:
         raise VLLMValidationError(f"{SENT_TOKENS} is reserved.", parameter="vllm_xargs")
-
-
-def _observed(
-    process: Callable[..., Any], processor: Any, sequences: SequenceQueue
-) -> Callable[..., Any]:
-    """Wrap vLLM's method to tell the queue which prompts the engine has processed.
-
-    It also ends pooling requests for which the engine has no vector.
-    """
-    states = processor.request_states
-
-    def process_outputs(outputs: Any, *args: Any, **options: Any) -> Any:
-        failed = fill_missing_vectors(outputs, states)
-        processed = process(outputs, *args, **options)
-        tell_failures(failed)
-        sequences.step_ended(states.is_read)
-        return processed
-
-    return process_outputs
 
 
 def _check_count(sequences: int, most: float) -> None:

@@ -252,7 +252,6 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         """Resume as vLLM does."""
         with self.requests.aborts.steps_due_after(0.0):
             await self.current.resume_generation(*args, **kwargs)
-        self.requests.aborts.expect_none()
         self.requests.aborts.is_paused = False
 
     async def sleep(self, *args: Any, **kwargs: Any) -> None:
@@ -264,8 +263,6 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         with self.requests.aborts.steps_due_after(SLEEP_DEADLINE_SECONDS):
             is_awake: bool = await self.current.wake_up(*args, **kwargs)
             self.requests.aborts.is_paused = bool(await self.current.is_sleeping())
-        if not self.requests.aborts.is_paused:
-            self.requests.aborts.expect_none()
         return is_awake
 
     async def _pause(self, pausing: Awaitable[None], quiet_seconds: float) -> None:
@@ -274,14 +271,12 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
         It may hang in the call, which has no deadline: it may wait for long answers. So a lack of
         steps is a stall until the call returns, except in the first `quiet_seconds`.
         """
-        self.requests.aborts.expect_all()
         self.requests.aborts.is_paused = True
         try:
             with self.requests.aborts.steps_due_after(quiet_seconds):
                 await pausing
         except BaseException:
             self.requests.aborts.is_paused = False
-            self.requests.aborts.expect_none()
             raise
 
     async def do_log_stats(self) -> None:

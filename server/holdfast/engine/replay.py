@@ -130,7 +130,7 @@ class ReplayManager:
         self._llm, self._generation = llm, generation
         self.presence.engine_started(generation)
         self._end = None
-        self.aborts.is_paused = False
+        self.aborts.engine_started(generation)
         self._wake()
 
     def open(self) -> None:

@@ -740,6 +740,72 @@ def test_an_abort_that_the_last_engine_was_asked_for_is_not_one_of_the_next() ->
     run_scene(scene)
 
 
+async def stream_of(harness: ReplayHarness, name: str, **options: Any) -> AsyncIterator[Output]:
+    """A stream whose client has read one output of two, and then reads no more."""
+    harness.llm.answers = 2
+    arguments = {"prompt": name, "request_id": name, "gives_up_late": True, **options}
+    stream = harness.requests.run("generate", arguments)
+    assert await anext(stream) == Output(1)
+    return stream
+
+
+def test_a_client_that_reads_slowly_may_take_the_abort_of_a_pause_after_it() -> None:
+    """The engine works again by then, and is not one that ends."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        told = asyncio.Event()
+        harness.requests.aborts.on_unexpected = told.set
+        harness.start()
+        stream = await stream_of(harness, "a")
+        harness.requests.aborts.is_paused = True
+        harness.requests.aborts.came(["a"])
+        harness.requests.aborts.is_paused = False
+        assert (await anext(stream)).is_abort
+        assert not told.is_set()
+
+    run_scene(scene)
+
+
+def test_a_pause_does_not_hide_the_end_of_the_engine_after_it() -> None:
+    """What it left in the engine is aborted by an engine that got SIGTERM."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        told = asyncio.Event()
+        harness.requests.aborts.on_unexpected = told.set
+        harness.start()
+        stream = await stream_of(harness, "a", is_continuable=True)
+        harness.requests.aborts.is_paused = True
+        harness.requests.aborts.is_paused = False
+        harness.requests.aborts.came(["a"])
+        reading = asyncio.ensure_future(anext(stream))
+        await told.wait()
+        reading.cancel()
+
+    run_scene(scene)
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_an_abort_by_the_last_engine_says_nothing_of_the_next(*, is_paused: bool) -> None:
+    """A client that reads slowly takes it only then, and its stream goes on in the next engine."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        told = asyncio.Event()
+        harness.start()
+        stream = await stream_of(harness, "a", is_continuable=True)
+        harness.requests.aborts.came(["a"])
+        aborting = harness.llm
+        harness.bury()
+        aborting.is_dead = False  # what it had aborted before is not read yet
+        harness.start(ScriptedLLM(answers=2))
+        harness.requests.aborts.on_unexpected = told.set
+        harness.requests.aborts.is_paused = is_paused
+        assert await anext(stream) == Output(2, finished=True)
+        assert harness.llm.received == ["a"]
+        assert not told.is_set()
+
+    run_scene(scene)
+
+
 def test_an_abort_that_was_asked_for_is_an_answer() -> None:
     """It reaches the caller as it is."""
 

@@ -101,12 +101,15 @@ def test_an_engine_that_gives_its_requests_up_acquits_nobody() -> None:
     """It got SIGTERM and ends: the suspect is tried again in the next one."""
 
     async def scene(harness: ReplayHarness) -> None:
+        told = asyncio.Event()
+        harness.requests.aborts.on_unexpected = told.set
         harness.start().hold()
         calls = [harness.call(name, gives_up=True) for name in ("a", "b")]
         await harness.llm.until_received(2)
         harness.bury(RAISED)
         await harness.until_held(2)
         assert not await harness.try_suspects()
+        assert told.is_set()
         assert harness.bury(TERMINATED) == BlameVerdict()
         llm = harness.start(ScriptedLLM(poison="a"), is_open=False)
         assert not await harness.requests.try_suspects(TRIAL_SECONDS)

@@ -202,7 +202,7 @@ class EngineLauncher:
         """Let the proxy and the clients' requests use this engine while entered."""
         self._engine_in_use = engine
         self._sequences = sequences = SequenceQueue(Capacity.of(engine.facts), self.count_keys)
-        engine.llm.queue_sequences(sequences)
+        engine.llm.queue_sequences(sequences, self.requests.aborts.came)
         self.proxy.use(engine.llm)
         self.requests.aborts.on_unexpected = engine.report_unexplained_abort
         self.requests.in_step = engine.requests_in_step

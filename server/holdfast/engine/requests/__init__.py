@@ -10,6 +10,7 @@ Runs in the front end.
     load              how many requests the engine has
     request_progress  how far each has come
     unread_tokens     what the engine has done for requests whose callers left
+    observed_outputs  reads what the engine sends before vLLM does
     missing_vectors   ends the pooling requests for which the engine has no vector
     continuation      lets an engine go on with an answer that another one began
     aborts            tells an abort that was asked for from one by an engine that ends

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 from holdfast.engine.requests.request import EngineOutputs, EngineRequest
@@ -22,12 +23,17 @@ class Aborts:
         """Take all requests, as they are at any time."""
         self._outputs = outputs
         self._requests = requests
+        self._generation = 0
         self.is_paused = False
         """Whether the engine was told to stop scheduling or to sleep, so any abort is expected."""
         self._overdue_calls = 0
         """How many calls that pause or resume it are pending, in which it should make steps."""
         self.on_unexpected: Callable[[], None] = lambda: None
         """Called when the engine aborts a request that it was not asked to abort."""
+
+    def engine_started(self, generation: int) -> None:
+        """Record that there is another engine, which was asked for nothing yet."""
+        self._generation, self.is_paused = generation, False
 
     @property
     def stops_steps(self) -> bool:
@@ -76,10 +82,15 @@ class Aborts:
         for request in self._requests:
             request.is_abort_expected |= request.request_id in request_ids
 
-    def expect_none(self) -> None:
-        """Record that no abort was asked for: from now on an abort means a death again."""
-        for request in self._requests:
-            request.is_abort_expected = False
+    def came(self, internal_ids: Iterable[str]) -> None:
+        """Record what the engine has aborted: with a pause in effect, it was asked to.
+
+        A caller that reads slowly takes such an abort long after the pause has ended. A request
+        that a pause leaves in the engine is not recorded, since that engine may end unasked later.
+        """
+        if self.is_paused:
+            ids = chain.from_iterable(map(self._outputs.request_ids, internal_ids))
+            self.expect(frozenset(ids))
 
     async def abort(self, llm: Any | None, request: EngineRequest) -> None:
         """Have the engine, if any, forget a request, and its caller get an output that says so."""
@@ -91,9 +102,19 @@ class Aborts:
             if not self._outputs.is_death(error, llm):
                 raise
 
-    def is_unexpected(self, request: EngineRequest, output: Any) -> bool:
-        """Return whether the engine aborts the request unasked, and report that."""
-        if not self._outputs.is_abort(output) or request.is_abort_expected or self.is_paused:
+    def is_unexpected(
+        self, request: EngineRequest, output: Any, *, is_on_trial: bool = False
+    ) -> bool:
+        """Return whether an engine aborts the request unasked, and report that of the present one.
+
+        A caller that reads slowly may take an abort by an engine that is gone. A request on trial
+        is one of the present engine.
+        """
+        if not self._outputs.is_abort(output) or request.is_abort_expected:
+            return False
+        if not is_on_trial and request.generation != self._generation:
+            return True
+        if self.is_paused:
             return False
         self.on_unexpected()
         return True

@@ -70,7 +70,7 @@ class TrialRunner:
         with self._load.track(request):
             async with aclosing(getattr(llm, request.method)(**arguments)) as outputs:
                 async for output in outputs:
-                    if self._aborts.is_unexpected(request, output):
+                    if self._aborts.is_unexpected(request, output, is_on_trial=True):
                         return None
                     if self._outputs.context_tokens(output) > request.reached_tokens:
                         break
