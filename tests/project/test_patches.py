@@ -53,7 +53,6 @@ NOT_LISTED = {
         "engine.loras: proxy.adapters",
         "engine.media.budgets: context",
         "engine.media.public_fetch: budgets",
-        "engine.proxy: self.requests.aborts",
         "engine.replay: context",
         "engine.replay: request",
         "engine.replay: request.context",

@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -185,6 +185,120 @@ def test_a_wake_up_by_vllms_route_says_whether_all_is_awake(*, is_awake: bool) -
     proxy._current = Sleeper()
     assert run(proxy.wake_up(None)) is is_awake
     assert proxy.requests.aborts.is_paused is not is_awake
+
+
+class PausedLLM:
+    """Pauses as vLLM's engine does: it stays paused if the call fails, or its caller leaves."""
+
+    def __init__(self) -> None:
+        self.is_paused = False
+        self.has_drained = asyncio.Event()
+        self.has_resumed = asyncio.Event()
+        self.has_resumed.set()
+
+    async def pause_generation(self, *, mode: str = "abort") -> None:
+        await asyncio.sleep(0)
+        if mode == "unknown":
+            raise ValueError(mode)
+        self.is_paused = True
+        if mode == "wait":
+            await self.has_drained.wait()
+        if mode == "cache":
+            raise RuntimeError("Failed to reset the KV connector cache.")
+
+    async def resume_generation(self) -> None:
+        await asyncio.sleep(0)
+        self.is_paused = False
+        await self.has_resumed.wait()
+
+    async def is_sleeping(self) -> bool:
+        return self.is_paused
+
+
+def paused_proxy() -> EngineProxy:
+    """A proxy of an engine that can be paused."""
+    proxy = EngineProxy()
+    proxy._current = PausedLLM()
+    return proxy
+
+
+async def begun(call: Awaitable[None]) -> asyncio.Future[None]:
+    """A call that waits for the engine."""
+    future = asyncio.ensure_future(call)
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert not future.done()
+    return future
+
+
+def test_a_pause_whose_caller_is_cancelled_goes_on() -> None:
+    """As by --request-timeout: the engine pauses all the same, and then makes no steps."""
+
+    async def live() -> None:
+        proxy = paused_proxy()
+        aborts = proxy.requests.aborts
+        pausing = await begun(proxy.pause_generation(mode="wait"))
+        pausing.cancel()
+        await asyncio.wait({pausing})
+        # The answers that it waits for need steps.
+        assert (aborts.is_paused, aborts.stops_steps) == (True, False)
+        proxy.current.has_drained.set()
+        while not aborts.stops_steps:  # noqa: ASYNC110 - the loop is all there is
+            await asyncio.sleep(0)
+        await proxy.resume_generation()
+        assert not aborts.is_paused
+
+    run(live())
+
+
+@pytest.mark.parametrize("mode", ["unknown", "cache"])
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_pause_that_fails_leaves_what_is_known_of_the_engine(
+    mode: str, *, is_paused: bool
+) -> None:
+    """It was paused before, or has paused before the call failed, or was not paused at all."""
+
+    async def live() -> None:
+        proxy = paused_proxy()
+        if is_paused:
+            await proxy.pause_generation()
+        with pytest.raises((ValueError, RuntimeError)):
+            await proxy.pause_generation(mode=mode)
+        assert proxy.current.is_paused is (is_paused or mode == "cache")
+        assert proxy.requests.aborts.is_paused is proxy.current.is_paused
+
+    run(live())
+
+
+def test_an_engine_that_is_resumed_and_paused_at_once_is_paused() -> None:
+    """The answer to the first call comes when the second one has begun."""
+
+    async def live() -> None:
+        proxy = paused_proxy()
+        await proxy.pause_generation()
+        proxy.current.has_resumed.clear()
+        resuming = await begun(proxy.resume_generation())
+        await proxy.pause_generation()
+        proxy.current.has_resumed.set()
+        await resuming
+        assert proxy.requests.aborts.is_paused is proxy.current.is_paused is True
+
+    run(live())
+
+
+def test_an_engine_is_resumed_though_a_pause_still_waits_for_answers() -> None:
+    """The end of that pause changes nothing any more, nor does its failure."""
+
+    async def live() -> None:
+        proxy = paused_proxy()
+        pausing = await begun(proxy.pause_generation(mode="wait"))
+        await proxy.resume_generation()
+        assert not proxy.requests.aborts.is_paused
+        proxy.current.has_drained.set()
+        await pausing
+        assert not proxy.requests.aborts.is_paused
+
+    run(live())
 
 
 def test_a_request_on_trial_is_not_aborted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,6 +324,7 @@ class Pausable:
 
     def __init__(self) -> None:
         self.hangs = True
+        self.answers_after_all = asyncio.Event()
 
     async def pause_generation(self, **_: str) -> None:
         await self._answer()
@@ -343,7 +344,7 @@ class Pausable:
 
     async def _answer(self) -> None:
         if self.hangs:
-            await asyncio.Event().wait()
+            await self.answers_after_all.wait()
 
 
 async def _reason_during(
@@ -362,8 +363,8 @@ async def _reason_during(
     pending = asyncio.ensure_future(last(proxy))
     await asyncio.sleep(0.05)
     reason = _looks(heartbeat, clock, int(2 * TIMEOUT_SECONDS))
-    pending.cancel()
-    await asyncio.wait({pending})
+    llm.answers_after_all.set()
+    await pending
     assert proxy.requests.aborts.stops_steps == proxy.requests.aborts.is_paused
     return reason
 

@@ -26,6 +26,8 @@ class Aborts:
         self._generation = 0
         self.is_paused = False
         """Whether the engine was told to stop scheduling or to sleep, so any abort is expected."""
+        self.pauses = 0
+        """How many calls that pause engines have begun."""
         self._overdue_calls = 0
         """How many calls that pause or resume it are pending, in which it should make steps."""
         self.on_unexpected: Callable[[], None] = lambda: None
@@ -34,6 +36,21 @@ class Aborts:
     def engine_started(self, generation: int) -> None:
         """Record that there is another engine, which was asked for nothing yet."""
         self._generation, self.is_paused = generation, False
+
+    def begin_pause(self) -> int:
+        """Record that the engine is being paused, and return the number of the pause."""
+        self.pauses += 1
+        self.is_paused = True
+        return self.pauses
+
+    def settle(self, pauses: int, *, is_paused: bool) -> None:
+        """Record whether the engine is paused after a call, unless another pause has begun since.
+
+        Calls may overlap, and the engine carries them out in the order in which they began.
+        `pauses` is how many pauses had begun when the call began.
+        """
+        if self.pauses == pauses:
+            self.is_paused = is_paused
 
     @property
     def stops_steps(self) -> bool:
