@@ -118,10 +118,8 @@ class ReplayManager:
 
     @property
     def lost_with_engine(self) -> int:
-        """How many of the engine's requests would be lost with it."""
-        return sum(
-            request.is_in_engine and not request.outlives_engine for request in self._requests
-        )
+        """How many of the requests that the engine is at work on would be lost with it."""
+        return sum(not request.outlives_engine for request in self.presence.unfinished())
 
     # The life of an engine
 

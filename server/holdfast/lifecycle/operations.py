@@ -1,7 +1,8 @@
 """Commands to a proven engine, of operators and of `recycling`, one at a time until it ends.
 
-The engine is proven, put to sleep and ended only when it holds no request of a client. Each command
-therefore begins in the same way: new requests wait, and running ones have until the drain timeout.
+The engine is proven, put to sleep and ended only when it works on no request of a client. Each
+command therefore begins in the same way: new requests wait, and running ones have until the drain
+timeout. A client that reads slowly keeps nobody waiting once the engine is done with its request.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class OperationRunner:
 
     @asynccontextmanager
     async def _idle_engine(self, what: str, *, is_abrupt: bool = False) -> AsyncIterator[None]:
-        """While entered, the engine holds no request of a client, and new ones wait.
+        """While entered, the engine works on no request of a client, and new ones wait.
 
         Raises:
             ConflictError: requests ran for longer than the drain timeout, or the engine was
@@ -204,9 +205,10 @@ class OperationRunner:
         """
         self._requests.hold()
         try:
-            if not is_abrupt and not await self._until(lambda: not self._requests.in_engine):
+            unfinished = self._requests.presence.unfinished
+            if not is_abrupt and not await self._until(lambda: not unfinished()):
                 raise ConflictError(
-                    f"{self._requests.in_engine} requests were still running after "
+                    f"{len(unfinished())} requests were still running after "
                     f"{self._drain_timeout_seconds:.0f} s, so there was no time for {what}.",
                     remedy="try again when fewer requests are running, or raise --drain-timeout.",
                 )

@@ -155,7 +155,8 @@ class Recycler:
         """Return the use of the engine now, and note what counts from this look on."""
         now_seconds, given = self._clock(), self._requests.given
         passed_seconds = now_seconds - self._looked_seconds
-        has_work = bool(self._requests.in_engine or self._requests.held or given != self._given)
+        at_work = self._requests.presence.unfinished()
+        has_work = bool(at_work or self._requests.held or given != self._given)
         if has_work or not self._is_ready:
             self._busy_seconds = now_seconds
         if self._is_ready:

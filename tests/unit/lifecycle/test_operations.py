@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ from scripted_life import (
     in_service,
     lived,
 )
+from scripted_llm import Output
 from stub_engine import FACTS
 
 QUICK = ProbeCommand("quick")
@@ -159,6 +161,57 @@ def test_a_probe_waits_for_what_runs_and_what_comes_waits_for_it(tmp_path: Path)
         assert llm.received == ["early", "late"]
 
     lived(world, in_service(act))
+
+
+async def slow_stream(life: Life) -> AsyncIterator[Output]:
+    """A stream that the engine has made to its end, and its client has read a part of."""
+    world = life.world
+    world.engines[0].llm.answers = 2
+    stream = world.requests.run("generate", {"prompt": "slow", "request_id": "slow"})
+    await anext(stream)
+    world.requests.presence.unsent = lambda names, _: frozenset(names)
+    return stream
+
+
+@pytest.mark.parametrize("command", [QUICK, SLEEP, RESTART])
+def test_a_client_that_reads_slowly_keeps_no_command_waiting(
+    tmp_path: Path, command: Command
+) -> None:
+    """The engine is done with its answer; nobody else would be served until it has read that."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        stream = await slow_stream(life)
+        await life.supervisor.submit(command)
+        if command == RESTART:
+            await life.until(State.READY)
+        assert world.requests.in_engine == 1
+        world.engines[0].llm.is_dead = False  # what it made is there although it has died since
+        assert [output async for output in stream] == [Output(2, finished=True)]
+
+    lived(world, in_service(act), supervision=PATIENT)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_request_that_is_about_to_be_sent_keeps_a_command_waiting(
+    tmp_path: Path, *, is_streamed: bool
+) -> None:
+    """The engine has nothing of it yet, and gets it."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        llm = world.engines[0].llm
+        llm.hold()
+        world.requests.presence.unsent = lambda names, _: frozenset(names)
+        arguments = {"prompt": "new", "request_id": "new", "is_streamed": is_streamed}
+        asking = asyncio.ensure_future(anext(world.requests.run("generate", arguments)))
+        await llm.until_received(1)
+        with pytest.raises(ConflictError, match="1 requests were still running"):
+            await life.supervisor.submit(QUICK)
+        llm.release()
+        await asking
+
+    lived(world, in_service(act), supervision=IMPATIENT)
 
 
 def test_a_probe_gives_up_where_requests_do_not_end(tmp_path: Path) -> None:

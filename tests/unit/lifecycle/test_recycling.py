@@ -227,6 +227,24 @@ def test_a_quiet_moment_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureF
     assert life.world.requests.replayed == 0
 
 
+def test_a_moment_is_quiet_although_a_client_reads_slowly(tmp_path: Path) -> None:
+    """The engine is done with its answer, and has nothing to do."""
+
+    async def act(life: Life) -> None:
+        requests = life.world.requests
+        life.world.engines[0].llm.answers = 2
+        stream = requests.run("generate", {"prompt": "slow", "request_id": "slow"})
+        await anext(stream)
+        await _leak(life)
+        await _until_looked_at(life)
+        assert len(life.world.engines) == 1
+        requests.presence.unsent = lambda names, _: frozenset(names)
+        await _until_replaced(life)
+        del stream
+
+    lived(World(tmp_path), in_service(act), supervision=IN_QUIET)
+
+
 def test_at_the_bound_streams_end_and_other_requests_move_on(tmp_path: Path) -> None:
     """As when an operator restarts the engine: no answer is lost."""
 

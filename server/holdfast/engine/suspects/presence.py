@@ -51,6 +51,16 @@ class Presence:
         if self._may_be_judged and request.generation == self._generation:
             self._blame.request_left(request)
 
+    def unfinished(self) -> list[EngineRequest]:
+        """Return the requests that the engine is at work on, or is about to get.
+
+        A caller that reads slowly keeps its request when the engine is done with it.
+        """
+        given = [request for request in self._requests if request.is_in_engine]
+        read = [one.request_id for one in given if one.has_yielded and not one.is_pending]
+        done = self.unsent(read, self._outputs.request_ids)
+        return [request for request in given if request.request_id not in done]
+
     def judge(self, death: Death) -> BlameVerdict:
         """Work out which requests may have caused the death of the present engine."""
         # A call that has heard of the death has also heard whether the engine had the request.
