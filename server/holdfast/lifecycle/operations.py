@@ -200,32 +200,33 @@ class OperationRunner:
         """While entered, the engine works on no request of a client, and new ones wait.
 
         Raises:
-            ConflictError: requests ran for longer than the drain timeout, or the engine was
-                paused meanwhile; they continue.
+            ConflictError: requests ran for longer than the drain timeout, or the server began to
+                shut down or the engine was paused meanwhile; they continue.
         """
         self._requests.hold()
+        unfinished = self._requests.presence.unfinished
         try:
-            unfinished = self._requests.presence.unfinished
-            if not is_abrupt and not await self._until(lambda: not unfinished()):
+            if not is_abrupt:
+                await self._until(lambda: not (self._is_ready and unfinished()))
+            if not self._is_ready:
+                raise ConflictError(f"the server is {self._state_machine.state}")
+            if not is_abrupt and (left := len(unfinished())):
                 raise ConflictError(
-                    f"{len(unfinished())} requests were still running after "
+                    f"{left} requests were still running after "
                     f"{self._drain_timeout_seconds:.0f} s, so there was no time for {what}.",
                     remedy="try again when fewer requests are running, or raise --drain-timeout.",
                 )
-            if self._state_machine.state is not State.READY:
-                raise ConflictError(f"the server is {self._state_machine.state}")
             self._require_steps()
             yield
         finally:
             self._reopen()
 
-    async def _until(self, condition: Callable[[], bool]) -> bool:
-        """Wait for a condition, at most for the drain timeout, and return whether it holds."""
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition, at most for the drain timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._drain_timeout_seconds):
                 while not condition():  # noqa: ASYNC110 - an event would cost every request
                     await asyncio.sleep(POLL_SECONDS)
-        return condition()
 
     def _reopen(self) -> None:
         """Serve again, unless the engine is asleep or ending."""
@@ -263,6 +264,10 @@ class OperationRunner:
     def _request_end(self, death: Death) -> None:
         if not self._requested_end.done():
             self._requested_end.set_result(death)
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._state_machine.state is State.READY
 
     @property
     def _has_died(self) -> bool:

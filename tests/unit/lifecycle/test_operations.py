@@ -582,6 +582,33 @@ def test_a_stop_takes_the_place_of_a_restart(tmp_path: Path) -> None:
     assert sum(world.requests.lost.values()) == 0
 
 
+def test_a_stop_takes_the_place_of_a_sleep_that_waits(tmp_path: Path) -> None:
+    """The requests that it held are served before the clean end."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        llm = world.engines[0].llm
+        llm.hold()
+        running = Client(life, "long")
+        await llm.until_received(1)
+        answer = life.supervisor.submit(SLEEP)
+        await asyncio.sleep(0)
+        late = Client(life, "late")
+        world.draining = until_answered = Halt()
+        life.supervisor.request_stop()
+        with pytest.raises(ConflictError, match="DRAINING"):
+            await answer
+        await llm.until_received(2)
+        llm.release()
+        await asyncio.gather(running.task, late.task)
+        until_answered.released.set()
+
+    life = lived(world, act, supervision=PATIENT)
+    assert life.error is None
+    assert sum(world.requests.lost.values()) == 0
+
+
 def test_an_engine_that_is_proven_for_a_drain_is_not_restarted(tmp_path: Path) -> None:
     """The server shuts down, and a caller waits for a result."""
     world = World(tmp_path)
