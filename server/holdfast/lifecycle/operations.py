@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from typing import Any
 
 from holdfast.engine.interface import Engine
@@ -55,9 +55,11 @@ class OperationRunner:
         proof: Proof,
         prober: Callable[[], Prober],
         become_ready: Callable[[], None],
+        finishing: Callable[[], AbstractContextManager[None]],
         requested_end: asyncio.Future[Death],
         drain_timeout_seconds: float,
     ) -> None:
+        """Take `finishing`, which is entered while the engine finishes its work for a restart."""
         self._engine = engine
         self._requests = requests
         self._death_task = death_task
@@ -65,6 +67,7 @@ class OperationRunner:
         self._proof = proof
         self._prober = prober
         self._become_ready = become_ready
+        self._finishing = finishing
         self._requested_end = requested_end
         self._drain_timeout_seconds = drain_timeout_seconds
         self._proofs: dict[ProvenSuite, tuple[float, ProbeReport]] = {}
@@ -182,12 +185,13 @@ class OperationRunner:
     async def _restart(self, command: RestartCommand, *, is_asleep: bool) -> None:
         self._requests.hold()
         why = "as planned" if command.is_planned else "as requested"
-        self._state_machine.enter(State.RECOVERING, f"restarting, {why}", command.reason)
         try:
-            if not is_asleep:
-                await self._until(lambda: not self._requests.lost_with_engine)
-                if cut_off := self._requests.lost_with_engine:
-                    logger.warning("the restart cuts off %d answers", cut_off)
+            with self._finishing():
+                self._state_machine.enter(State.RECOVERING, f"restarting, {why}", command.reason)
+                if not is_asleep:
+                    await self._until(lambda: not self._requests.lost_with_engine)
+                    if cut_off := self._requests.lost_with_engine:
+                        logger.warning("the restart cuts off %d answers", cut_off)
         except asyncio.CancelledError:
             self._reopen()
             raise

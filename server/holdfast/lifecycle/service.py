@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 
 from holdfast.engine.interface import Engine
 from holdfast.engine.replay import ReplayManager
@@ -69,6 +69,7 @@ class Service:
         *,
         prober: Callable[[], Prober],
         become_ready: Callable[[], None],
+        finishing: Callable[[], AbstractContextManager[None]],
         requested_end: asyncio.Future[Death],
     ) -> AsyncIterator[None]:
         """While entered, the engine carries out commands, and is restarted when that is planned."""
@@ -80,6 +81,7 @@ class Service:
             proof=self._proof,
             prober=prober,
             become_ready=become_ready,
+            finishing=finishing,
             requested_end=requested_end,
             drain_timeout_seconds=self._supervision.drain_timeout_seconds,
         )

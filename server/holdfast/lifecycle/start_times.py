@@ -120,6 +120,7 @@ class Forecast:
         self._seconds = _read(self._path) if self._path else {kind: [] for kind in KINDS}
         self._running: tuple[Kind, float] | None = None
         self._guess_seconds: float | None = None
+        self._waiting_since_seconds: float | None = None
 
     def began(self, kind: Kind, *, guess_seconds: float | None = None) -> None:
         """Begin a way to READY; a recovery that fails and begins again is the same one.
@@ -138,11 +139,28 @@ class Forecast:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """While entered, the time does not count."""
-        began_seconds = self._clock()
-        yield
-        if self._running is not None:
-            kind, began = self._running
-            self._running = (kind, began + self._clock() - began_seconds)
+        self._waiting_since_seconds = since = self._clock()
+        try:
+            yield
+        finally:
+            self._waiting_since_seconds = None
+            if self._running is not None:
+                kind, began = self._running
+                self._running = (kind, began + self._clock() - since)
+
+    @contextmanager
+    def finishing(self, guess_seconds: float | None) -> Iterator[None]:
+        """While entered, an engine finishes its work before another one takes its place.
+
+        That time does not count. If the engine stays after all, there is no recovery to remember.
+        """
+        self.began("recovery", guess_seconds=guess_seconds)
+        try:
+            with self.waiting():
+                yield
+        except BaseException:
+            self._running = None
+            raise
 
     def ready(self) -> None:
         """Remember how long it took to become READY."""
@@ -162,7 +180,7 @@ class Forecast:
         kind, began = self._running
         seen = self._seconds[kind]
         expected = statistics.median(seen) if seen else self._guess_seconds
-        return None if expected is None else began + expected - self._clock()
+        return None if expected is None else began + expected - self._now()
 
     @property
     def seconds_left(self) -> float | None:
@@ -172,8 +190,13 @@ class Forecast:
             return None
         _, began = self._running
         if left < 0:
-            left = (self._clock() - began) * OVERDUE_FRACTION
+            left = (self._now() - began) * OVERDUE_FRACTION
         return max(left, 1.0)
+
+    def _now(self) -> float:
+        """Return the time that counts."""
+        since = self._waiting_since_seconds
+        return self._clock() if since is None else since
 
 
 def _read(path: Path) -> dict[Kind, list[float]]:

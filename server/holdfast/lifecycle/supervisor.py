@@ -304,6 +304,7 @@ class Supervisor:
             death_task,
             prober=lambda: self._host.prober(engine),
             become_ready=lambda: self._become_ready(engine, requests),
+            finishing=lambda: self._forecast.finishing(self._report.last_start_seconds),
             requested_end=requested_end,
         ):
             await death_task

@@ -390,6 +390,7 @@ def test_a_restart_lets_streams_end_and_replays_the_rest(tmp_path: Path) -> None
         late = Client(life, "late")
         await life.until(State.RECOVERING)
         assert life.supervisor.is_recovering
+        assert life.supervisor.eta_seconds is not None
         llm.release()
         await answer
         await asyncio.gather(begun.task, once.task, queued.task, late.task)

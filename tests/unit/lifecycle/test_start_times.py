@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,39 @@ def test_a_wait_does_not_count(tmp_path: Path) -> None:
     forecast.ready()
     forecast.began("recovery")
     assert forecast.seconds_left == 40.0
+
+
+def test_a_restart_is_forecast_from_the_moment_it_is_asked_for() -> None:
+    """What the engine still finishes takes any time, which is not that of a recovery."""
+    clock = FakeClock()
+    forecast = Forecast(None, MODEL, clock)
+    with forecast.finishing(70.0):
+        clock.now_seconds += 45
+        assert forecast.seconds_left == 70.0
+    assert forecast.seconds_left == 70.0
+    forecast.began("recovery", guess_seconds=70.0)
+    clock.now_seconds += 80
+    forecast.ready()
+    forecast.began("recovery")
+    assert forecast.seconds_left == 80.0
+
+
+def test_a_restart_that_is_given_up_is_no_recovery() -> None:
+    """The same engine serves on, so that nothing is learned of how long the next one takes."""
+    clock = FakeClock()
+    forecast = Forecast(None, MODEL, clock)
+
+    def give_up() -> None:
+        with forecast.finishing(70.0):
+            clock.now_seconds += 5
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        give_up()
+    assert forecast.seconds_left is None
+    forecast.ready()
+    forecast.began("recovery")
+    assert forecast.seconds_left is None
 
 
 def test_a_start_counts_with_what_came_before_its_wait(tmp_path: Path) -> None:
