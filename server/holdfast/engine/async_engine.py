@@ -226,7 +226,11 @@ class AsyncEngine:
         return is_elsewhere or is_compiling(self._processes())
 
     async def dump_stacks(self) -> str:
-        return await stacks_of(self._processes(), Path(self._spec.stats_directory))
+        try:
+            processes = self._processes()
+        except OSError as error:  # too many open files, which does not end a stall
+            return f"The stacks cannot be read: {error}"
+        return await stacks_of(processes, Path(self._spec.stats_directory))
 
     def suspects(self) -> tuple[Suspect, ...] | None:
         running = read_suspects(Path(self._spec.stats_directory))

@@ -83,6 +83,8 @@ def _title(process: psutil.Process) -> str:
         command, state = " ".join(process.cmdline()).strip(), process.status()
     except psutil.Error:
         return f"Process {process.pid} has ended."
+    except OSError:  # too many open files
+        return f"Process {process.pid}"
     return f"Process {process.pid} ({state}): {command[:80]}"
 
 
@@ -124,7 +126,10 @@ async def _own_stacks(pid: int, directory: Path) -> str:
     written = ""
     while asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(_POLL_SECONDS)
-        before, written = written, path.read_text(errors="replace")[size_bytes:]
+        try:
+            before, written = written, path.read_text(errors="replace")[size_bytes:]
+        except OSError:  # too many open files
+            return ""
         if written and written == before:
             break
     return written.strip()

@@ -997,6 +997,27 @@ def engine_of(
     )
 
 
+def test_stacks_of_processes_that_cannot_be_listed_are_no_error(tmp_path: Path) -> None:
+    """A stall is told all the same, and its engine replaced, with too many open files here."""
+
+    async def dumped(core: psutil.Process) -> str:
+        listed = iter([frozenset({core})])
+
+        def processes() -> frozenset[psutil.Process]:
+            for found in listed:
+                return found
+            raise OSError("Too many open files")
+
+        engine = engine_of(core.pid, tmp_path, processes)
+        stacks = await engine.dump_stacks()
+        engine._death.cancel()
+        return stacks
+
+    with holding(0) as pid:
+        stacks = run(dumped(psutil.Process(pid)))
+    assert stacks == "The stacks cannot be read: Too many open files"
+
+
 def test_an_engine_whose_pause_is_cancelled_schedules_again(tmp_path: Path) -> None:
     """It is paused before it replies; without this, requests wait in it for ever.
 

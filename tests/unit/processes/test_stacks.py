@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from file_limits import no_more_files
 from holdfast.processes import stacks as reader
 from holdfast.processes.stacks import is_compiling, is_compiling_in_process, stacks_of
 from servers import wait_until
@@ -105,6 +106,19 @@ def test_a_process_that_would_not_understand_the_signal_is_not_sent_it(
     with busy(tmp_path, offers=False) as process:
         assert "No stack" in read_stacks(process, tmp_path)
         assert process.status() in {psutil.STATUS_RUNNING, psutil.STATUS_SLEEPING}
+
+
+def test_stacks_that_cannot_be_opened_are_no_error(tmp_path: Path, without_py_spy: None) -> None:
+    """This process may have too many open files, and goes on."""
+    del without_py_spy
+
+    async def read(process: psutil.Process) -> str:
+        with no_more_files():
+            return await stacks_of([process], tmp_path)
+
+    with busy(tmp_path) as process:
+        stacks = asyncio.run(read(process))
+        assert stacks == f"Process {process.pid}\nNo stack: the process does not answer."
 
 
 def test_a_process_that_has_ended_is_no_error(tmp_path: Path) -> None:
