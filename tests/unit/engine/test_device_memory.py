@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterable
 
 import pytest
 
+from holdfast.engine.launch import device_memory as device_memory_module
 from holdfast.engine.launch.device_memory import (
     MARGIN_BYTES,
     DeviceMemory,
@@ -89,6 +91,34 @@ def test_a_device_of_which_nothing_is_known_is_not_waited_for(
     asyncio.run(two_starts(read, 60))
     assert read.taken == 2
     assert not warnings_in(caplog)
+
+
+@pytest.mark.parametrize("hangs_at", [1, 2])
+def test_a_driver_that_hangs_is_not_waited_for(
+    hangs_at: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor at the end of the server: the thread that asks it cannot be interrupted."""
+    answers_after_all = threading.Event()
+    readings = Readings([BEFORE_BYTES])
+
+    def read() -> TakenMemory | None:
+        taken = readings()
+        if readings.taken == hangs_at:
+            answers_after_all.wait()
+        return taken
+
+    memory = DeviceMemory(read)
+
+    async def start() -> None:
+        for number in range(1, hangs_at + 1):
+            if number == hangs_at:
+                monkeypatch.setattr(device_memory_module, "READ_DEADLINE_SECONDS", 0.01)
+            await memory.until_returned()
+
+    asyncio.run(start())
+    assert "has not told within" in caplog.text
+    assert (memory.baseline_bytes is None) is (hangs_at == 1)
+    answers_after_all.set()
 
 
 def test_the_cpu_has_its_memory_back_when_the_process_is_gone() -> None:

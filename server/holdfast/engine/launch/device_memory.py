@@ -11,8 +11,10 @@ import asyncio
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,8 @@ HOST_MARGIN_SHARE = 0.03
 """The share of the host's memory that its other processes may take, if the device uses it."""
 POLL_SECONDS = 0.2
 RETURN_DEADLINE_SECONDS = 30.0
+READ_DEADLINE_SECONDS = 10.0
+"""How long the driver may take to answer; it takes milliseconds unless it hangs."""
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -59,8 +63,8 @@ class DeviceMemory:
 
         The start goes on even if another process has taken it: vLLM reports what it lacks.
         """
-        taken = await asyncio.to_thread(self._read)
-        if self.baseline_bytes is None or taken is None:
+        taken = await self._reading()
+        if self.baseline_bytes is None:
             self.baseline_bytes = None if taken is None else taken.used_bytes
             return
         deadline = time.monotonic() + deadline_seconds
@@ -75,7 +79,33 @@ class DeviceMemory:
                 )
                 return
             await asyncio.sleep(POLL_SECONDS)
-            taken = await asyncio.to_thread(self._read)
+            taken = await self._reading()
+
+    async def _reading(self) -> TakenMemory | None:
+        """Return what is taken now; None if that is unknown, or the driver hangs."""
+        answer: Future[TakenMemory | None] = Future()
+        # What hangs in the driver cannot be cancelled. A daemon does not keep the process.
+        threading.Thread(
+            target=_answer, args=(self._read, answer), name="device memory", daemon=True
+        ).start()
+        try:
+            async with asyncio.timeout(READ_DEADLINE_SECONDS):
+                return await asyncio.wrap_future(answer)
+        except TimeoutError:
+            logger.warning(
+                "the driver has not told within %.0f s how much memory is in use",
+                READ_DEADLINE_SECONDS,
+            )
+            return None
+
+
+def _answer(read: Callable[[], TakenMemory | None], answer: Future[TakenMemory | None]) -> None:
+    answer.set_running_or_notify_cancel()  # from here on, it cannot be cancelled
+    taken = None
+    try:
+        taken = read()
+    finally:
+        answer.set_result(taken)
 
 
 def device_memory(parallel_config: Any) -> DeviceMemory:
