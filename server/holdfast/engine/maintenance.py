@@ -89,7 +89,8 @@ class Maintenance:
             "mm": self._llm.reset_mm_cache,
             "encoder": self._llm.reset_encoder_cache,
         }
-        for kind in sorted(kinds):
+        # That of prefixes first, since only that one may be in use: then nothing has changed.
+        for kind in sorted(kinds, key=lambda kind: (kind != "prefix", kind)):
             async with rpc_deadline(f"empty its {kind} cache"):
                 if await resets[kind]() is False:
                     raise ConflictError(

@@ -488,8 +488,10 @@ def test_a_cache_in_use_is_a_conflict() -> None:
     llm = ScriptedLLM()
     run(Maintenance(llm, FACTS).reset_caches(frozenset({"mm", "encoder"})))
     llm.is_cache_free = False
+    llm.asked.clear()
     with pytest.raises(ConflictError, match="prefix cache is in use"):
-        run(Maintenance(llm, FACTS).reset_caches(frozenset({"prefix"})))
+        run(Maintenance(llm, FACTS).reset_caches(frozenset({"encoder", "mm", "prefix"})))
+    assert llm.asked == ["prefix"]  # nothing else has changed
 
 
 def test_state_is_saved_by_every_worker() -> None:
