@@ -238,10 +238,19 @@ class OperationRunner:
             self._become_ready()
 
     async def _prove(self, suite: ProvenSuite) -> ProbeReport:
-        """Run a suite, and end an engine that fails it, since its green light would be false."""
-        report = await self._proof.prove_again(
-            self._engine, self._prober(), self._death_task, suite
-        )
+        """Run a suite, and end an engine that fails it, since its green light would be false.
+
+        So it would be if the suite itself fails, for example because no file can be opened.
+        """
+        try:
+            report = await self._proof.prove_again(
+                self._engine, self._prober(), self._death_task, suite
+            )
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._request_end(Death("unknown", f"the probe could not run: {error}"))
+            raise
         if report.passed:
             self._proofs[suite] = (time.monotonic(), report)
         else:

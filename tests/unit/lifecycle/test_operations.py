@@ -125,6 +125,28 @@ def test_a_probe_that_fails_costs_the_engine(tmp_path: Path) -> None:
     assert "one request" not in world.events
 
 
+@pytest.mark.parametrize("is_woken", [False, True])
+def test_a_probe_that_cannot_run_costs_the_engine(tmp_path: Path, *, is_woken: bool) -> None:
+    """Nothing is known of it then, and it would stay in PROBING, or serve longer requests."""
+    world = World(tmp_path)
+
+    async def fail() -> None:
+        world.probing = _nothing
+        raise OSError("Too many open files")
+
+    async def act(life: Life) -> None:
+        if is_woken:
+            await life.supervisor.submit(SLEEP)
+        world.probing = fail
+        with pytest.raises(OSError, match="Too many open files"):
+            await life.supervisor.submit(WAKE if is_woken else QUICK)
+        await life.until(State.RECOVERING)
+        await life.until(State.READY)
+
+    life = lived(world, in_service(act))
+    assert counter_values(life.engine_deaths)["unknown"] == 1
+
+
 def test_a_workspace_that_grows_on_request_is_proven_again(tmp_path: Path) -> None:
     """The suite runs again in the same engine, until a pass has no growth."""
     world = World(tmp_path, reports=(PASSED, GREW, PASSED))
