@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import APIRouter, FastAPI
@@ -25,6 +26,7 @@ from holdfast.lifecycle.commands import (
     SleepResult,
     WakeCommand,
 )
+from holdfast.lifecycle.states import State
 from holdfast.lifecycle.supervisor import Supervisor
 from holdfast.records import Lora
 from holdfast.telemetry.logs import log_levels, set_log_level
@@ -34,6 +36,8 @@ if TYPE_CHECKING:  # it imports vLLM, and these routes answer before that is imp
     from holdfast.engine.loras import Loras
 
 Value = TypeVar("Value")
+DRAIN_BEGINS_SECONDS = 1.0
+_ENDING = frozenset({State.DRAINING, State.FAILED, State.STOPPED})
 OnVerified = Callable[[VerifyRun], None]
 """Receives what an operator tells of a run of `holdfast verify`."""
 
@@ -60,6 +64,10 @@ def add_state(routes: APIRouter, supervisor: Supervisor, deadline_seconds: float
     async def drain() -> models.StateReply:
         """Finish running requests and exit with 0, as after SIGTERM."""
         supervisor.request_stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_BEGINS_SECONDS):
+                while supervisor.state not in _ENDING:
+                    await supervisor.until_moved()
         return state()
 
     @routes.post("/restart", status_code=202)
