@@ -23,7 +23,13 @@ def found_by_doctor(root: str) -> list[list[Any]]:
 
     DRIVER.free_bytes = 2**30
     return [
-        [gpu.name, list(gpu.architecture), gpu.total_bytes, gpu.free_bytes, gpu.is_unified_memory]
+        [
+            gpu.name,
+            list(gpu.architecture or ()),
+            gpu.total_bytes,
+            gpu.free_bytes,
+            gpu.is_unified_memory,
+        ]
         for gpu in find_gpus(Path(root)).gpus
     ]
 

@@ -34,7 +34,8 @@ def _check_count(machine: Machine, layout: Layout) -> Iterator[Finding]:
         if gpu_facts.gpus:
             yield warning(
                 "gpu",
-                f"{gpu_facts.gpus[0].name} is not used: the installed vLLM is the CPU build.",
+                f"{gpu_facts.gpus[0].name or 'GPU 0'} is not used: the installed vLLM is the CPU "
+                "build.",
                 f"install the CUDA build of vLLM: {INSTALL_VLLM} --force-reinstall.",
             )
         return
@@ -43,7 +44,7 @@ def _check_count(machine: Machine, layout: Layout) -> Iterator[Finding]:
     elif len(gpu_facts.gpus) < layout.ranks:
         yield failure(
             "gpu",
-            f"{layout.ranks} GPUs needed on this node, {len(gpu_facts.gpus)} found.",
+            f"{gpu_count(layout.ranks)} needed on this node, {len(gpu_facts.gpus)} found.",
             f"give the container its GPUs (`--gpus all`){or_fewer_ranks(layout)}.",
             is_sure=not layout.has_ray,
         )
@@ -53,6 +54,11 @@ def _check_count(machine: Machine, layout: Layout) -> Iterator[Finding]:
         yield from _each_gpu(machine, layout)
 
 
+def gpu_count(gpus: int) -> str:
+    """Return a number of GPUs in words."""
+    return f"{gpus} GPU{'s' * (gpus != 1)}"
+
+
 def or_fewer_ranks(layout: Layout) -> str:
     """Return the rest of a remedy, which names the sizes that can be lower; empty if none can."""
     flags = " or ".join(layout.flags_of_ranks)
@@ -60,11 +66,12 @@ def or_fewer_ranks(layout: Layout) -> str:
 
 
 def _each_gpu(machine: Machine, layout: Layout) -> Iterator[Finding]:
-    for gpu, is_used in _gpus(machine, layout):
+    for index, (gpu, is_used) in enumerate(_gpus(machine, layout)):
         if gpu.problem:
+            name = f", {gpu.name}," if gpu.name else ""
             yield failure(
                 "gpu",
-                f"{gpu.name} cannot be used: {gpu.problem}.",
+                f"GPU {index}{name} cannot be used: {gpu.problem}.",
                 "end the process that holds it, which `nvidia-smi` names, or repair the driver.",
                 is_sure=is_used,
             )
@@ -79,9 +86,10 @@ def _problem_of_device_ids(layout: Layout, gpus: int) -> str:
         return ""
     if named < layout.ranks:
         return f"--device-ids names {named} of the {layout.ranks} GPUs needed on this node."
+    visible = "1 is" if gpus == 1 else f"{gpus} are"
     for name in layout.device_ids:
         if isinstance(name, int) and name >= gpus:
-            return f"--device-ids names GPU {name}, but {gpus} are visible, numbered from 0."
+            return f"--device-ids names GPU {name}, but {visible} visible, numbered from 0."
     return ""
 
 
@@ -90,6 +98,8 @@ def _check_architectures(machine: Machine, layout: Layout) -> Iterator[Finding]:
         return
     built_for = machine.gpu_facts.torch_architectures
     for gpu, is_used in _gpus(machine, layout):
+        if gpu.architecture is None:
+            continue
         name = f"sm_{gpu.architecture[0]}{gpu.architecture[1]}"
         if runs_on := running_build(gpu.architecture, built_for):
             yield ok("gpu-architecture", f"{name} runs torch's code for {runs_on}")

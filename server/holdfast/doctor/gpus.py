@@ -21,6 +21,11 @@ from holdfast.versions import INSTALL_VLLM
 DEVICE_NODES = ("dev/nvidiactl", "dev/nvidia0", "dev/dxg", "dev/nvmap")
 """Below the root; the third is that of WSL, the fourth that of boards with unified memory."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NO_GPU = {"", "-1"}
+"""Values of that variable that hide every GPU."""
+_OLD_DRIVER = re.compile(r"too old|Error 80[34]\b")
+_NO_FABRIC_MANAGER = re.compile(r"Error 802\b")
+_LIBCUDA = "a container needs libcuda.so.1, too (`NVIDIA_DRIVER_CAPABILITIES=compute,utility`)"
 _PLACE_IN_TORCH = re.compile(r"\s*\(Triggered internally at [^)]*\)")
 
 
@@ -29,8 +34,9 @@ class Gpu:
     """One GPU that this process may use."""
 
     name: str
-    architecture: tuple[int, int]
-    """The compute capability, (12, 1) for GB10."""
+    """Empty if the driver does not report it."""
+    architecture: tuple[int, int] | None
+    """The compute capability, (12, 1) for GB10; None if the driver does not report it."""
     total_bytes: int
     free_bytes: int
     """What vLLM counts as free; with unified memory, the available memory of the host."""
@@ -74,6 +80,7 @@ def find_gpus(root: Path = Path("/")) -> GpuFacts:
             is_available = torch.cuda.is_available()
         if not is_available:
             return _why_unusable(torch, caught)
+        torch.cuda.init()  # before it, torch counts the GPUs of NVML, which CUDA may not have
         count = torch.cuda.device_count()
         gpus = tuple(_gpu(torch, index) for index in range(count))
         return GpuFacts(
@@ -87,7 +94,8 @@ def find_gpus(root: Path = Path("/")) -> GpuFacts:
                 if one != other
             ),
         )
-    except RuntimeError as error:  # a broken driver, or a lost GPU
+    # A broken driver, or a lost GPU.
+    except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:
         return GpuFacts(problem=_first_line(error))
 
 
@@ -103,20 +111,39 @@ def _why_unusable(torch: Any, caught: Sequence[warnings.WarningMessage]) -> GpuF
     if said:
         reason = " ".join(_PLACE_IN_TORCH.sub("", said[0]).split()).rstrip(".")
         return GpuFacts(
-            problem=f"{problem}: {reason}",
-            remedy=f"install a driver for CUDA {torch.version.cuda} (`nvidia-smi` prints the CUDA "
-            "of the installed one), or builds of torch and vLLM for an older CUDA.",
+            problem=f"{problem}: {reason}", remedy=_remedy_of_driver(reason, torch.version.cuda)
         )
-    if (visible := os.environ.get(_VISIBLE)) is not None:
+    if (visible := os.environ.get(_VISIBLE)) is None:
         return GpuFacts(
-            problem=f"{problem}: {_VISIBLE}={visible} names no GPU of this machine",
-            remedy=f"name GPUs that `nvidia-smi -L` prints in {_VISIBLE}, or unset it.",
+            problem=problem, remedy=f"repair the driver, so that `nvidia-smi` works; {_LIBCUDA}."
         )
-    return GpuFacts(problem=problem)
+    rename = f"name GPUs that `nvidia-smi -L` prints in {_VISIBLE}, or unset it"
+    if visible.strip() in _NO_GPU:
+        return GpuFacts(
+            problem=f"{problem}: {_VISIBLE}={visible} names no GPU", remedy=f"{rename}."
+        )
+    return GpuFacts(
+        problem=f"{problem}: {_VISIBLE}={visible} may name no GPU of this machine",
+        remedy=f"{rename}; {_LIBCUDA}.",
+    )
+
+
+def _remedy_of_driver(reason: str, cuda_version: str) -> str:
+    if _OLD_DRIVER.search(reason):
+        return (
+            f"install a driver for CUDA {cuda_version} (`nvidia-smi` prints the CUDA of the "
+            "installed one), or builds of torch and vLLM for an older CUDA."
+        )
+    if _NO_FABRIC_MANAGER.search(reason):
+        return "start nvidia-fabricmanager, in the version of the driver."
+    return "check that `nvidia-smi` works and that /dev/nvidia-uvm exists, or reload the driver."
 
 
 def _gpu(torch: Any, index: int) -> Gpu:
-    properties = torch.cuda.get_device_properties(index)
+    try:
+        properties = torch.cuda.get_device_properties(index)
+    except (RuntimeError, AssertionError) as error:  # it is lost
+        return Gpu("", None, 0, 0, problem=_first_line(error))
     is_unified = bool(getattr(properties, "is_integrated", False))
     problem = ""
     try:

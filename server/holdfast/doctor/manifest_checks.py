@@ -10,7 +10,7 @@ from holdfast.doctor.checks import check_environment, shared_memory
 from holdfast.doctor.command_line import UNKNOWN, known_arguments
 from holdfast.doctor.deployments import Deployment
 from holdfast.doctor.findings import Finding, HazardName, Severity, failure, ok, warning
-from holdfast.doctor.gpu_checks import expandable_segments, or_fewer_ranks
+from holdfast.doctor.gpu_checks import expandable_segments, gpu_count, or_fewer_ranks
 from holdfast.doctor.parallelism import Layout
 from holdfast.doctor.probe_checks import check_probes
 from holdfast.engine.unsupported import OUR_PREFIX, REFUSED_VARIABLES, is_on
@@ -182,7 +182,7 @@ def _check_gpus(deployment: Deployment, layout: Layout) -> Iterator[Finding]:
     if deployment.gpus is not None and deployment.gpus < layout.ranks and not layout.has_ray:
         yield failure(
             "gpu",
-            f"{layout.ranks} GPUs needed, {deployment.gpus} given to the container.",
+            f"{gpu_count(layout.ranks)} needed, {deployment.gpus} given to the container.",
             f"give the container more{or_fewer_ranks(layout)}.",
         )
 

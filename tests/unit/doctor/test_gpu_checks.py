@@ -151,10 +151,21 @@ def test_a_gpu_that_cannot_be_used_fails_if_a_rank_takes_it(flags: str, severity
     seen = [*check_machine(machine, read_layout(["m", *flags.split()]))]
     broken, usable = (one for one in seen if one.name == "gpu")
     assert broken.severity == severity
-    assert "out of memory" in broken.seen
+    assert broken.seen == "GPU 0, NVIDIA H100, cannot be used: CUDA error: out of memory."
     assert (usable.severity, usable.seen) == ("ok", "NVIDIA H100")
     (memory,) = (one for one in seen if one.name == "gpu-memory")
     assert memory.severity == "ok"
+
+
+def test_a_gpu_that_does_not_answer_is_named_by_its_number() -> None:
+    """Its architecture is unknown, so nothing is said about it."""
+    lost = Gpu("", None, 0, 0, problem="Invalid device id")
+    machine = replace(CUDA, gpu_facts=GpuFacts((H100, lost), ARCHITECTURES))
+    seen = [*check_machine(machine, TWO)]
+    assert [one.seen for one in seen if one.severity is Severity.FAILURE] == [
+        "GPU 1 cannot be used: Invalid device id."
+    ]
+    assert len([one for one in seen if one.name == "gpu-architecture"]) == 1
 
 
 def test_a_host_that_shares_its_memory_keeps_some() -> None:
@@ -193,6 +204,18 @@ def test_sleep_on_unified_memory_is_warned_of() -> None:
 def test_gpus_that_are_not_there(gpu_facts: GpuFacts, layout: Layout, severity: str) -> None:
     """The CUDA build needs a GPU for every rank."""
     assert found(replace(CUDA, gpu_facts=gpu_facts), layout)["gpu"].severity == severity
+
+
+@pytest.mark.parametrize(
+    ("gpu_facts", "layout", "seen"),
+    [
+        (GpuFacts(), Layout(), "1 GPU needed on this node, 0 found."),
+        (SPARK.gpu_facts, Layout(device_ids=(1,)), "--device-ids names GPU 1, but 1 is visible"),
+    ],
+)
+def test_one_gpu_is_singular(gpu_facts: GpuFacts, layout: Layout, seen: str) -> None:
+    """Most machines have one."""
+    assert seen in found(replace(CUDA, gpu_facts=gpu_facts), layout)["gpu"].seen
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,16 @@ OLD_DRIVER = (
     "CUDA initialization: The NVIDIA driver on your system is too old (found version 12020). "
     "Please update your GPU driver. (Triggered internally at /pytorch/c10/cuda/x.cpp:119.)"
 )
+UNEXPECTED = (
+    "CUDA initialization: Unexpected error from cudaGetDeviceCount(). Did you run some cuda "
+    "functions before calling NumCudaDevices() that might have already set an error?"
+)
+NO_FABRIC_MANAGER = f"{UNEXPECTED} Error 802: system not yet initialized"
+MISMATCH = (
+    f"{UNEXPECTED} Error 803: system has unsupported display driver / cuda driver combination"
+)
+NO_MPS = f"{UNEXPECTED} Error 805: MPS client failed to connect to the MPS control daemon"
+UNKNOWN = "CUDA initialization: CUDA unknown error - this may be due to an incorrectly set up ..."
 
 
 @pytest.fixture
@@ -48,9 +58,15 @@ def test_a_build_without_cuda_is_named(root: Path) -> None:
     assert "is a build without CUDA" in find_gpus(root).problem
 
 
+class DeferredCudaCallError(Exception):
+    """That of torch."""
+
+
 def use_torch(monkeypatch: pytest.MonkeyPatch, cuda_version: str | None, **calls: Any) -> None:
     """Have find_gpus import a torch whose `torch.cuda` has these functions."""
-    version, cuda = SimpleNamespace(cuda=cuda_version), SimpleNamespace(**calls)
+    version = SimpleNamespace(cuda=cuda_version)
+    given = {"init": lambda: None, "DeferredCudaCallError": DeferredCudaCallError, **calls}
+    cuda = SimpleNamespace(**given)
     torch = SimpleNamespace(__version__="2.13.0", version=version, cuda=cuda)
     monkeypatch.setitem(sys.modules, "torch", torch)
 
@@ -61,9 +77,16 @@ def use_torch(monkeypatch: pytest.MonkeyPatch, cuda_version: str | None, **calls
         (None, "", None, "it is a build without CUDA", "install the CUDA builds"),
         ("13.0", OLD_DRIVER, None, "is too old (found version 12020)", "a driver for CUDA 13.0"),
         ("13.0", OLD_DRIVER, "0", "is too old (found version 12020)", "a driver for CUDA 13.0"),
-        ("13.0", "", "MIG-gone", "CUDA_VISIBLE_DEVICES=MIG-gone names no GPU", "or unset it"),
-        ("13.0", "", "", "CUDA_VISIBLE_DEVICES= names no GPU", "or unset it"),
+        ("13.0", MISMATCH, None, "Error 803", "a driver for CUDA 13.0"),
+        ("13.0", NO_FABRIC_MANAGER, None, "Error 802", "start nvidia-fabricmanager"),
+        ("13.0", NO_MPS, None, "Error 805", "/dev/nvidia-uvm exists"),
+        ("13.0", UNKNOWN, None, "CUDA unknown error", "/dev/nvidia-uvm exists"),
+        ("13.0", "", "MIG-gone", "DEVICES=MIG-gone may name no GPU", "or unset it; a container"),
+        ("13.0", "", "0", "CUDA_VISIBLE_DEVICES=0 may name no GPU", "libcuda.so.1"),
+        ("13.0", "", "", "CUDA_VISIBLE_DEVICES= names no GPU", "or unset it."),
+        ("13.0", "", "-1", "CUDA_VISIBLE_DEVICES=-1 names no GPU", "or unset it."),
         ("13.0", "", None, "torch 2.13.0 cannot use it", "repair the driver"),
+        ("13.0", "", None, "torch 2.13.0 cannot use it", "libcuda.so.1"),
     ],
 )
 def test_why_torch_finds_no_gpu_is_told(
@@ -132,3 +155,40 @@ def test_one_full_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch, 
         Gpu("NVIDIA H100", (9, 0), 81, 0, problem="CUDA error: out of memory"),
         Gpu("NVIDIA H100", (9, 0), 80, 60),
     )
+
+
+def test_one_lost_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    """Torch raises no RuntimeError where it counts fewer than it did before."""
+
+    def get_device_properties(index: int) -> SimpleNamespace:
+        if index:
+            raise AssertionError("Invalid device id")
+        return SimpleNamespace(name="NVIDIA H100", major=9, minor=0, total_memory=81)
+
+    use_torch(
+        monkeypatch,
+        "13.0",
+        is_available=lambda: True,
+        device_count=lambda: 2,
+        get_device_properties=get_device_properties,
+        get_arch_list=lambda: ["sm_90"],
+        mem_get_info=lambda _index: (60, 80),
+        can_device_access_peer=lambda _one, _other: True,
+    )
+    assert find_gpus(root).gpus == (
+        Gpu("NVIDIA H100", (9, 0), 80, 60),
+        Gpu("", None, 0, 0, problem="Invalid device id"),
+    )
+
+
+@pytest.mark.parametrize("error", [DeferredCudaCallError, AssertionError, RuntimeError])
+def test_a_driver_that_cannot_be_initialized_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, root: Path, error: type[Exception]
+) -> None:
+    """It is initialized before the GPUs are counted: until then, torch counts those of NVML."""
+
+    def init() -> None:
+        raise error("CUDA call failed lazily: Invalid device id\n\nCUDA call was invoked at:")
+
+    use_torch(monkeypatch, "13.0", is_available=lambda: True, init=init)
+    assert find_gpus(root).problem == "CUDA call failed lazily: Invalid device id"

@@ -216,7 +216,14 @@ def test_more_ranks_than_gpus_of_the_container(tmp_path: Path, document: dict[st
     """vLLM would find too few."""
     finding = checked(tmp_path, document)["gpu"]
     assert finding.severity is Severity.FAILURE
+    assert finding.seen == "2 GPUs needed, 1 given to the container."
     assert finding.remedy == "give the container more, or lower --tensor-parallel-size."
+
+
+def test_one_needed_gpu_is_singular(tmp_path: Path) -> None:
+    """Compose may give a container none."""
+    finding = checked(tmp_path, service(gpus=[{"count": 0}]))["gpu"]
+    assert finding.seen == "1 GPU needed, 0 given to the container."
 
 
 @pytest.mark.parametrize(
