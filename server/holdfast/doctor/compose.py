@@ -143,8 +143,12 @@ def _shared_bytes(service: Mapping[str, Any]) -> int | None:
 
 
 def _tmpfs_bytes(options: str) -> int | None:
-    """Return the size that mount options give a tmpfs; None for none, or a share."""
-    given = re.search(r"\bsize=([0-9]+)([kmgt]?)(?:,|$)", options.lower())
+    """Return the size that mount options give a tmpfs; None for none, or a share.
+
+    Of several sizes, the last one counts.
+    """
+    sizes = re.findall(r"(?:^|,)size=([^,]*)", options.lower())
+    given = re.fullmatch(r"([0-9]+)([kmgt]?)", sizes[-1]) if sizes else None
     if given is None:
         return None
     return size_bytes(f"{given[1]}{given[2]}{'ib' if given[2] else ''}") or None
@@ -169,10 +173,14 @@ def _gpus(service: Mapping[str, Any]) -> int | None:
         for device in reservations.get("devices") or []
         if "gpu" in (device.get("capabilities") or [])
     ]
-    counts = [
-        len(device["device_ids"]) if device.get("device_ids") else device.get("count")
-        for device in (*reserved, *(service.get("gpus") or []))
-    ]
+    counts = [_count(device) for device in (*reserved, *(service.get("gpus") or []))]
     # Compose writes `all` as -1.
     is_counted = len(counts) == 1 and isinstance(counts[0], int) and counts[0] >= 0
     return counts[0] if is_counted else None
+
+
+def _count(device: Mapping[str, Any]) -> Any:
+    names = [str(name) for name in device.get("device_ids") or []]
+    if any(name == "all" or name.endswith("=all") for name in names):  # the latter in CDI
+        return None
+    return len(names) or device.get("count")

@@ -87,6 +87,8 @@ def test_a_variable_without_a_value_is_handed_on(tmp_path: Path) -> None:
         (f"{SHARED_MEMORY}:size=1073741824", GIB),
         (f"{SHARED_MEMORY}:size=50%", None),
         (f"{SHARED_MEMORY}:size=0", None),
+        (f"{SHARED_MEMORY}:size=64m,size=8g", 8 * GIB),
+        (f"{SHARED_MEMORY}:size=8g,size=50%", None),
         (SHARED_MEMORY, None),
         ("/scratch:size=8g", DEFAULT_SHARED_BYTES),
     ],
@@ -106,12 +108,15 @@ def test_a_tmpfs_may_be_the_shared_memory(
         ([{"driver": "nvidia", "device_ids": ["0", "3"]}], 2),
         ([{"count": -1}], None),
         ([{"count": 1}, {"device_ids": ["3"]}], None),
+        ([{"driver": "cdi", "device_ids": ["nvidia.com/gpu=all"]}], None),
+        ([{"device_ids": ["all"]}], None),
+        ([{"driver": "cdi", "device_ids": ["nvidia.com/gpu=0", "nvidia.com/gpu=1"]}], 2),
     ],
 )
 def test_the_short_way_to_gpus_is_read(
     tmp_path: Path, devices: list[dict[str, Any]], gpus: int | None
 ) -> None:
-    """Compose prints `all` as -1; several requests may name the same GPU."""
+    """Compose prints `all` as -1; several requests may name the same GPU, and one id all."""
     assert only(tmp_path, service(gpus=devices)).gpus == gpus
 
 
