@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import PurePath
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -43,9 +43,7 @@ def read_program(words: Sequence[str]) -> Program:
     script_at = _script_position(words)
     if script_at is None:
         return _find_program(words) or Program("", tuple(words))
-    # An apostrophe in a here-document would begin a quote, so lines are first read one by one.
-    commands = (_commands(words[script_at], most_lines) for most_lines in (1, _MAX_QUOTED_LINES))
-    for command in chain.from_iterable(commands):
+    for command in _commands(words[script_at]):
         if found := _find_program(command):
             shell = "" if command[0] == "exec" else words[0]
             return replace(found, shell=shell)
@@ -89,18 +87,27 @@ def _script_position(words: Sequence[str]) -> int | None:
     return position if position < len(words) else None
 
 
-def _commands(script: str, most_lines: int) -> Iterator[list[str]]:
-    """Yield the commands of a script as lists of words, split at separators and redirections.
+def _commands(script: str) -> Iterator[list[str]]:
+    """Yield the commands of a script as lists of words.
 
-    What is in quotes may extend over `most_lines`.
+    What is in quotes may extend over several lines if they start a server. Otherwise the line in
+    which the quote begins is left out: an apostrophe in a here-document begins no quote.
     """
     lines = script.replace("\\\n", " ").splitlines()
     while lines:
-        words, line_count = _first_words(lines[:most_lines])
+        words, line_count = _first_words(lines[:_MAX_QUOTED_LINES])
+        commands = list(_split(words))
+        if line_count > 1 and not any(map(_find_program, commands)):
+            commands, line_count = [], 1
+        yield from commands
         lines = lines[line_count:]
-        for is_separator, command in groupby(words, lambda word: bool(_SEPARATOR.fullmatch(word))):
-            if not is_separator:
-                yield [_REPLACED_BY_SHELL.sub(UNKNOWN, word) for word in command]
+
+
+def _split(words: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the commands between separators and redirections."""
+    for is_separator, command in groupby(words, lambda word: bool(_SEPARATOR.fullmatch(word))):
+        if not is_separator:
+            yield [_REPLACED_BY_SHELL.sub(UNKNOWN, word) for word in command]
 
 
 def _first_words(lines: Sequence[str]) -> tuple[list[str], int]:

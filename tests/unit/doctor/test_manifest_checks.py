@@ -144,6 +144,16 @@ def test_an_apostrophe_in_a_here_document_begins_no_quote(tmp_path: Path) -> Non
     assert only(tmp_path, deployment(command=["sh", "-c", script], args=[])).arguments == ("m",)
 
 
+def test_the_first_server_of_a_script_counts(tmp_path: Path) -> None:
+    """Also if it has a quoted argument of several lines, and the follower after it has none."""
+    script = (
+        "if [ $RANK = 0 ]; then\n  exec holdfast serve m --x '{\n  \"a\": 1\n}'\n"
+        "else\n  exec holdfast follow head\nfi"
+    )
+    found = only(tmp_path, deployment(command=["sh", "-c", script], args=[]))
+    assert (found.is_follower, found.arguments) == (False, ("m", "--x", '{\n  "a": 1\n}'))
+
+
 @pytest.mark.parametrize(
     ("document", "name"),
     [
