@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
@@ -10,6 +11,12 @@ from typing import TextIO
 def is_terminal(stream: TextIO) -> bool:
     """Whether it is a terminal that can do more than print lines."""
     return stream.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", "unknown"}
+
+
+def replace_what_has_no_code(stream: TextIO) -> None:
+    """Have the stream write a question mark for a letter that its encoding does not have."""
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors="replace")
 
 
 def say(line: str, stream: TextIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -37,6 +38,7 @@ from holdfast.nodes.facts import node_facts
 from holdfast.settings import Settings
 from holdfast.settings.flag import Parser, command_parser
 from holdfast.settings.yaml_files import read_yaml
+from holdfast.terminal import replace_what_has_no_code
 from holdfast.workspace.learned_store import default_directory
 
 Read = TypeVar("Read")
@@ -74,6 +76,7 @@ def print_findings(
         health_ports = (flags.peer_port,) if flags.peer_port else peers.HEALTH_PORTS
         findings += _peer_findings(flags.peer, health_ports, environment, others, expand)
     findings = list(dict.fromkeys(findings))  # two parsers may refuse the same flag
+    replace_what_has_no_code(sys.stdout)
     print(as_json(findings) if flags.json else "\n".join(as_lines(findings)))  # noqa: T201 - what was asked for
     return ExitCode.USAGE if has_failed(findings) else ExitCode.STOPPED
 

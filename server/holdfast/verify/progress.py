@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import TextIOWrapper
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from holdfast.terminal import is_terminal, say
+from holdfast.terminal import is_terminal, replace_what_has_no_code, say
 from holdfast.verify.answers import printable
 from holdfast.verify.check import Check
 from holdfast.verify.records import CheckResult, CheckStatus
@@ -30,8 +29,7 @@ _STATUS_WIDTH = max(map(len, CheckStatus))
 @contextmanager
 def view_on(stream: TextIO, checks: int) -> Iterator[View]:
     """The view that fits the stream; when left, it has released the terminal."""
-    if isinstance(stream, TextIOWrapper):  # an answer may have letters that the stream has not
-        stream.reconfigure(errors="replace")
+    replace_what_has_no_code(stream)
     if is_terminal(stream):
         columns = (
             BarColumn(bar_width=24),

@@ -73,6 +73,15 @@ def test_what_a_terminal_cannot_show_is_replaced(tmp_path: Path) -> None:
     assert "file.yaml: p\ufffd\ufffd[2J/container:" in done.stdout
 
 
+def test_what_the_output_cannot_encode_is_replaced(tmp_path: Path) -> None:
+    """A locale may have neither a letter nor the replacement for what is not printable."""
+    text = "metadata: {name: p\u4e2d}\nspec: {containers: [{image: holdfast, args: [serve]}]}"
+    environment = {"PYTHONIOENCODING": "latin-1"}
+    done = doctor("--manifest", str(text_of(tmp_path, text)), environment=environment)
+    assert done.returncode in {0, 2}, done.stderr
+    assert "file.yaml: p?/container:" in done.stdout
+
+
 def test_the_command_is_content_with_this_machine() -> None:
     """A real run ends with 0, and says what it looked at."""
     done = doctor("--demo", "--json")
