@@ -18,7 +18,13 @@ _ELEMENT_BYTES = {
     "fp8_e4m3": 1,
     "fp8_e5m2": 1,
 }
-_STATE_SPACE = ("layers_block_type", "hybrid_override_pattern", "ssm_cfg", "linear_attn_config")
+_STATE_SPACE = (
+    "layers_block_type",
+    "hybrid_override_pattern",
+    "ssm_cfg",
+    "linear_attn_config",
+    "sconv_kernel_size",  # Inkling, also without `use_sconv`
+)
 _DRAFTS_WITHOUT_LAYERS = {"ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"}
 """Methods of speculation whose drafts have no KV cache."""
 _LOOPING = "IQuestLoopCoderForCausalLM"
@@ -77,7 +83,8 @@ def _irregularity(model: Any, parallel: Any) -> str:
         "its layers have several attentions": getattr(text, "num_hidden_layers", layers) != layers
         or _LOOPING in (model.hf_config.architectures or ()),
         "its compressed layers keep fewer entries than tokens": hasattr(text, "compress_ratios"),
-        "its indexer has its own cache": getattr(text, "index_topk", None) is not None,
+        "its indexer has its own cache": getattr(text, "index_topk", None) is not None
+        or bool(getattr(text, "sparse_attention_config", None)),  # MiniMax-M3
         "its layers are of several kinds": bool(kinds - {"full_attention"})
         or architecture.per_layer_overrides is not None,
         "its sliding window limits what a request keeps": not kinds

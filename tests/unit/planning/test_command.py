@@ -74,6 +74,16 @@ QWEN3_VL: dict[str, Any] = {
     "vision_config": {"model_type": "qwen3_vl"},
 }
 
+MINIMAX_M3: dict[str, Any] = {
+    "architectures": ["MiniMaxM3SparseForCausalLM"],
+    "model_type": "minimax_m3_vl",
+    "text_config": {"num_hidden_layers": 60},
+}
+INKLING: dict[str, Any] = {
+    "architectures": ["InklingForCausalLM"],
+    "model_type": "inkling_model",
+}
+
 SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 """That of FP8, in the words of compressed-tensors."""
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"}
@@ -310,12 +320,14 @@ def test_layers_with_several_attentions_have_no_price(tmp_path: Path) -> None:
         ({"sliding_window": 4096, "model_type": "mistral"}, ()),
         ({"layer_types": ["full_attention", "sliding_attention"] * 15}, ()),
         ({}, ("--kv-cache-dtype", "turboquant_k8v4")),
-        ({}, ("--decode-context-parallel-size", "2", "--tensor-parallel-size", "2")),
+        ({}, ("-tp", "16", "-dcp", "2")),
         ({}, ("--speculative-config", '{"method": "eagle3", "model": "d"}')),
         ({}, ("--spec-model", "d")),
         ({}, ("--kv-cache-dtype", "fp8", "--kv-cache-dtype-skip-layers", "0", "1")),
         ({"architectures": ["BailingMoeV3ForCausalLM"], "layer_group_size": 8}, ()),
         ({"architectures": ["IQuestLoopCoderForCausalLM"], "loop_num": 2}, ()),
+        (MINIMAX_M3, ()),
+        (INKLING, ()),
         ({"block_configs": [{"attention": {"no_op": True}}] * 30}, ()),
         ({"quantization_config": NVFP4}, ()),
     ],
