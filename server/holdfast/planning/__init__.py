@@ -1,8 +1,9 @@
 """`holdfast plan`: what would be reserved, for which caller, and why, without an engine.
 
-`command` prints a plan: `config` reads the model's configuration, `kv_cost` turns bytes into
-tokens, and `report` lays out the result. They run in a process of their own. The flags are here,
-because `--help` must import neither vLLM nor torch.
+`command` prints a plan: `config` reads the model's configuration, `layout` refuses sizes
+that no engine can have, `kv_cost` turns bytes into tokens, and `report` lays out the result. They
+run in a process of their own. The flags are here, because `--help` must import neither vLLM nor
+torch.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm import envs
 from vllm.config.model import (
     ModelConfig,
     _get_and_verify_max_len,
@@ -33,7 +34,7 @@ from vllm.transformers_utils.model_arch_config_convertor import (
 )
 from vllm.usage.usage_lib import UsageContext
 
-from holdfast.errors import UsageError
+from holdfast.planning.layout import refuse_layout
 from holdfast.workspace.reservers import Device
 
 DEVICES = {
@@ -48,13 +49,6 @@ _MEMORY_GB = {"rtxpro6000": 102, "h100": 85, "h200": 150, "b200": 192}
 """The memory that their drivers report, in 10^9 bytes; NVML reports none for unified memory."""
 _MINOR = {"gb10": 1}
 """The minor compute capability, unless it is 0."""
-_PARALLEL_SIZES = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "prefill_context_parallel_size",
-    "decode_context_parallel_size",
-)
 _DECODERS = ("ForCausalLM", "ForConditionalGeneration")
 """The ends of the names of vLLM's classes that have causal attention."""
 
@@ -125,7 +119,8 @@ def planned_config(
         UsageError: no engine can have this many ranks.
     """
     model = _read_model(arguments)
-    _refuse_layout(arguments, int(model.architecture.total_num_attention_heads))
+    heads = int(model.architecture.total_num_attention_heads)
+    refuse_layout(arguments, heads, _shared_out_kv_heads(model))
     step_tokens, sequences = _sizes(arguments, model, device, is_named=is_named)
     attention = arguments.attention_config
     if arguments.attention_backend is not None:
@@ -142,17 +137,16 @@ def planned_config(
     )
 
 
-def _refuse_layout(arguments: AsyncEngineArgs, heads: int) -> None:
-    """Check the sizes and the heads as vLLM does when it makes its configuration."""
-    for name in _PARALLEL_SIZES:
-        if (size := getattr(arguments, name)) < 1:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag}: {size} is not a number of ranks.", remedy="use 1 or more.")
-    if heads % (size := arguments.tensor_parallel_size):
-        raise UsageError(
-            f"--tensor-parallel-size {size} does not divide the {heads} attention heads.",
-            remedy=f"use a divisor of {heads}.",
-        )
+def _shared_out_kv_heads(model: PlannedModel) -> int:
+    """Return the number of KV heads that the ranks share out, 0 for a latent cache."""
+    # With the code of Transformers, vLLM keeps a latent for every model that has this size.
+    has_latent = (
+        model.architecture.is_deepseek_mla
+        or getattr(model.hf_text_config, "kv_lora_rank", None) is not None
+    )
+    if has_latent and not envs.VLLM_MLA_DISABLE:
+        return 0
+    return int(model.architecture.total_num_kv_heads)
 
 
 def _read_model(arguments: AsyncEngineArgs) -> PlannedModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -562,6 +563,7 @@ def test_a_model_that_cannot_be_read_is_refused(
         (("-pp", "0"), "--pipeline-parallel-size: 0 is not a number of ranks"),
         (("-dp", "0"), "--data-parallel-size: 0 is not a number of ranks"),
         (("-tp", "3"), "--tensor-parallel-size 3 does not divide the 32 attention heads"),
+        (("-tp", "8", "-dcp", "2"), "--decode-context-parallel-size 2 does not fit"),
     ],
 )
 def test_a_layout_that_serve_refuses_is_refused(
@@ -570,6 +572,16 @@ def test_a_layout_that_serve_refuses_is_refused(
     """A plan for it would have no ranks, or parts of heads."""
     with pytest.raises(UsageError, match=cause):
         planned(written(tmp_path, LLAMA), *flags)
+
+
+@pytest.mark.parametrize("is_latent", [True, False])
+def test_ranks_share_out_heads_unless_the_cache_is_latent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_latent: bool
+) -> None:
+    """VLLM_MLA_DISABLE gives every rank heads, so context parallelism has nothing to split."""
+    monkeypatch.setenv("VLLM_MLA_DISABLE", str(int(not is_latent)))
+    with nullcontext() if is_latent else pytest.raises(UsageError, match="128 KV heads"):
+        planned(written(tmp_path, DEEPSEEK_V3), "-tp", "8", "-dcp", "8")
 
 
 def test_nothing_is_downloaded(tmp_path: Path) -> None:
