@@ -19,6 +19,8 @@ KEY_REMEDY = (
 _MAX_HOST_CHARACTERS = 253
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
 """Part of a host name between dots: https://www.rfc-editor.org/rfc/rfc1035#section-2.3.4"""
+_NO_INTERFACE = re.compile(r"[:\s]")
+"""Linux names no interface with one of these (`dev_valid_name`); Python accepts them."""
 
 
 def add_node_flags(parser: argparse.ArgumentParser) -> None:
@@ -106,10 +108,10 @@ def is_host(text: str) -> bool:
 def is_ipv6(text: str) -> bool:
     """Return whether it is an IPv6 address, perhaps with its interface after a percent sign."""
     try:
-        ipaddress.IPv6Address(text)
+        interface = ipaddress.IPv6Address(text).scope_id
     except ValueError:
         return False
-    return True
+    return interface is None or not _NO_INTERFACE.search(interface)
 
 
 def _refuse_half_headless(namespace: argparse.Namespace) -> None:

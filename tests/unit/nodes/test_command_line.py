@@ -101,7 +101,7 @@ def test_an_address_is_read(text: str, address: tuple[str, int]) -> None:
     [
         *("", ":", ":29600", "host:", "host:0", "host:65536", "host:1:2", "host:-1", "host:port"),
         *("fe80::1:29600", "fe80:::1", "[fe80::1]x", "[fe80::1]:", "[fe80::1", "[10.0.0.1]:5"),
-        *("[]:5", "[]"),
+        *("[]:5", "[]", "fe80::1%eth0:29600", "fe80::1%a b", "[fe80::1%a b]:5", "fe80::1%a/b"),
         *("http://host:1", "a b", "host:\N{ARABIC-INDIC DIGIT ONE}", "a/b"),
     ],
 )

@@ -49,6 +49,8 @@ def test_a_head_is_read() -> None:
         ("a" * 64, False),
         (".".join(["a"] * 128), False),
         ("spark 1", False),
+        ("fe80::1%eth0:29600", False),
+        ("fe80::1%a b", False),
     ],
 )
 def test_a_host_name_is_one_that_can_be_asked_for(text: str, is_possible: bool) -> None:
