@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,23 @@ from huggingface_hub import ResolvedRevision
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from holdfast.demo.files import ensure_demo_model
-from holdfast.engine.launch.head_node import SharedModel, run_over_nodes, shared_model
+from holdfast.engine.launch import head_node as module
+from holdfast.engine.launch.head_node import (
+    SharedModel,
+    head_node,
+    run_over_nodes,
+    shared_model,
+)
 from holdfast.engine.model.facts import common_fingerprint, fingerprint
 from holdfast.errors import UsageError
+from holdfast.nodes.listener import NodePort
 from holdfast.nodes.remote_ranks import RemoteRanks
+from holdfast.settings import Settings
 
 COMMIT = "c0ffee" * 6 + "c0ff"
 OTHER_COMMIT = "decaf0" * 6 + "deca"
 NAME, OTHER_NAME = "org/name", "org/other"
+HANG_SECONDS = 20.0
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
 
 
@@ -169,6 +180,34 @@ def test_a_configuration_of_another_repository_is_refused(
     for own in (NAME, "/"):
         shared = shared_model(from_the_hub(hf_config_path=own), NAME)
         assert shared == SharedModel(revision=COMMIT)
+
+
+@pytest.mark.parametrize("hanging", ["shared_model", "node_facts"])
+def test_a_model_that_hangs_does_not_keep_a_new_head_from_ending(
+    hanging: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one on a share whose server is away does; the loop would wait for its own threads."""
+    hangs, has_ended = threading.Event(), threading.Event()
+
+    def look(*_: object) -> None:
+        hangs.wait(HANG_SECONDS)
+        has_ended.set()
+
+    monkeypatch.setattr(module, "shared_model", lambda *_: SharedModel())
+    monkeypatch.setattr(module, hanging, look)
+
+    async def act(port: NodePort) -> None:
+        with pytest.raises(TimeoutError):
+            async with (
+                asyncio.timeout(0.1),
+                head_node(Settings(), None, NAME, port, on_refused=lambda _: None),
+            ):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        asyncio.run(act(NodePort(sock, "127.0.0.1", b"key", None)))
+    assert not has_ended.is_set()
+    hangs.set()
 
 
 @pytest.mark.parametrize("flags", [{}, {"revision": "main"}])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +25,7 @@ from holdfast.engine.model.identity import (
 
 SHA256 = hashlib.sha256(b"weights").hexdigest()
 COMMIT = "c" * 40
+HANG_SECONDS = 20.0
 
 
 @pytest.fixture
@@ -151,13 +154,13 @@ def test_a_file_that_was_written_again_is_another_one(tmp_path: Path) -> None:
         load_config=SimpleNamespace(download_dir=None),
     )
     files = ModelFiles(config)
-    assert not files.have_changed()
+    assert not asyncio.run(files.have_changed())
     (tmp_path / "notes.log").write_text("x")
-    assert not files.have_changed()
+    assert not asyncio.run(files.have_changed())
     weights.write_bytes(b"1" * 8)
     os.utime(weights, ns=(0, 1))
-    assert files.have_changed()
-    assert not files.have_changed()
+    assert asyncio.run(files.have_changed())
+    assert not asyncio.run(files.have_changed())
 
 
 def test_files_that_cannot_be_listed_have_not_changed() -> None:
@@ -166,7 +169,32 @@ def test_files_that_cannot_be_listed_have_not_changed() -> None:
         model_config=SimpleNamespace(model="x" * 300, revision=None),
         load_config=SimpleNamespace(download_dir=None),
     )
-    assert not ModelFiles(config).have_changed()
+    assert not asyncio.run(ModelFiles(config).have_changed())
+
+
+def test_files_that_hang_do_not_keep_the_server_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of a share whose server is away do; the loop would wait for its own threads."""
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(model="model", revision=None),
+        load_config=SimpleNamespace(download_dir=None),
+    )
+    hangs, has_ended = threading.Event(), threading.Event()
+
+    def look(*_: object) -> None:
+        hangs.wait(HANG_SECONDS)
+        has_ended.set()
+
+    monkeypatch.setattr(identity, "directory_of", look)
+
+    async def act() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ModelFiles(config).have_changed(), timeout=0.1)
+
+    asyncio.run(act())
+    assert not has_ended.is_set()
+    hangs.set()
 
 
 def test_an_adapter_is_found_where_vllm_finds_it(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -53,10 +54,13 @@ async def head_node(
     Raises:
         UsageError: the model's files cannot be read, or other nodes cannot load the same.
     """
+    # The end of the loop would wait for its own threads, even on a file system that hangs.
+    reader = ThreadPoolExecutor(1, thread_name_prefix="shared model")
+    loop = asyncio.get_running_loop()
     shared = SharedModel()
     if not settings.is_demo:
-        shared = await asyncio.to_thread(shared_model, config, model)
-    facts = await asyncio.to_thread(node_facts, shared.path)
+        shared = await loop.run_in_executor(reader, shared_model, config, model)
+    facts = await loop.run_in_executor(reader, node_facts, shared.path)
     head = Head(
         key=port.key,
         name=settings.nodes.name or platform.node(),

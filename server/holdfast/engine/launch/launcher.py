@@ -170,7 +170,7 @@ class EngineLauncher:
                 self._on_other_nodes(spec) as remote,
                 self._start_engine(spec, partial(self._engine_processes, before), remote) as engine,
             ):
-                if await asyncio.to_thread(self._files.have_changed):
+                if await self._files.have_changed():
                     error = RequestLostError("The model has changed since this answer began.")
                     self.requests.refuse(lambda request: request.has_yielded, error)
                 with self._in_use(engine), front_end.variables_read_once():

@@ -7,6 +7,7 @@ https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
@@ -14,6 +15,7 @@ import platform
 import re
 import stat
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -63,12 +65,17 @@ class ModelFiles:
     def __init__(self, config: Any) -> None:
         self._config = config
         self._look = _Look()
+        # The end of the loop would wait for its own threads, even on a file system that hangs.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="changed files")
 
-    def have_changed(self) -> bool:
+    async def have_changed(self) -> bool:
         """Return whether paths, sizes or times differ from the last look; waits for the disk.
 
         The first look has nothing to compare, nor has one at files that cannot be listed.
         """
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._look_again)
+
+    def _look_again(self) -> bool:
         model = self._config.model_config
         try:
             place = directory_of(model.model, model.revision, self._config.load_config.download_dir)
