@@ -131,11 +131,11 @@ class NodeGenerations:
     async def until_complete(self, on_wait: Callable[[str], None]) -> None:
         """Return once enough followers are free; `on_wait` gets each new reason for the wait.
 
-        It may take forever: another machine has to be switched on. After a wait, `on_wait` also
-        gets the reason for what follows.
+        It may take forever: another machine has to be switched on. Slow files are a reason once.
+        After a wait, `on_wait` also gets the reason for what follows.
         """
         self._may_have_new_files = True
-        told = ""
+        told, is_slow_told = "", False
 
         def tell(reason: str) -> None:
             nonlocal told
@@ -143,10 +143,16 @@ class NodeGenerations:
                 told = reason
                 on_wait(reason)
 
+        def tell_of_slow_files() -> None:
+            nonlocal is_slow_told
+            if not is_slow_told:  # each node with other files has the head look again
+                is_slow_told = True
+                tell("reading the sizes of the model's files")
+
         while True:
             if self._may_have_new_files:
                 self._may_have_new_files = False
-                await self._read_model(tell)
+                await self._read_model(tell_of_slow_files)
             if self._head.is_complete:
                 if told:  # it would stay the reason of the state until the engine has started
                     tell("starting the engine on all nodes")
@@ -154,12 +160,12 @@ class NodeGenerations:
             tell(self._missing())
             await self._moved.wait()
 
-    async def _read_model(self, tell: Callable[[str], None]) -> None:
+    async def _read_model(self, on_slow: Callable[[], None]) -> None:
         """Have followers compare the model's files with those that are here now."""
         digest = asyncio.get_running_loop().run_in_executor(self._reader, self._find_digest)
         try:
             if not (await asyncio.wait({digest}, timeout=SLOW_FILES_SECONDS))[0]:
-                tell("reading the sizes of the model's files")
+                on_slow()
             # Files that cannot be read now, perhaps since they are copied, may end the start.
             with suppress(UsageError):
                 self._head.model_read(await digest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import pytest
 
 from holdfast.errors import NodeLostError, UsageError
 from holdfast.labels import NodeRefusalReason
-from holdfast.nodes.actions import NodeJoined, NodeLeft
+from holdfast.nodes.actions import NodeJoined, NodeLeft, PeerRefused
 from holdfast.nodes.generations import (
     MAX_KNOWN_NODES,
     EngineOverNodes,
@@ -33,6 +34,7 @@ ENGINE = EngineOverNodes(
 )
 HERE = replace(a_rank(), engine=0, rank=0)
 THERE = replace(a_rank(), engine=0, rank=1)
+MISSING = "waiting for other nodes: 0 of 1 joined"
 WRONG_KEY = b"another-key-another-key-another-key"
 
 
@@ -100,7 +102,7 @@ def test_a_generation_waits_for_the_nodes_and_says_so() -> None:
             await waiting
             await scene.until_complete()
         assert scene.waits == [
-            "waiting for other nodes: 0 of 1 joined",
+            MISSING,
             "starting the engine on all nodes",
         ]
 
@@ -307,6 +309,29 @@ def test_files_that_hang_are_told_and_do_not_keep_the_head_from_ending(
     play(act, find_digest=find_digest)
     assert not has_ended.is_set()
     hangs.set()
+
+
+def test_a_slow_look_at_the_files_is_told_once_in_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower with other files has the head look again each time, and would fill the log."""
+    monkeypatch.setattr("holdfast.nodes.generations.SLOW_FILES_SECONDS", 0.01)
+    looks: list[None] = []
+
+    def find_digest() -> str:
+        time.sleep(0.1)
+        looks.append(None)
+        return FACTS.model_digest
+
+    async def act(scene: Scene) -> None:
+        waiting = asyncio.create_task(scene.until_complete())
+        for _ in range(3):
+            await scene.until(lambda: looks and scene.waits[-1] == MISSING)
+            looks.clear()
+            scene.generations.report(PeerRefused("different", "another model"))
+        await scene.until(lambda: looks)
+        waiting.cancel()
+        assert scene.waits == ["reading the sizes of the model's files", MISSING]
+
+    play(act, find_digest=find_digest)
 
 
 def test_a_generation_without_its_nodes_is_refused() -> None:
