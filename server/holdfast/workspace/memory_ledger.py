@@ -227,7 +227,7 @@ def _weights(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
 
 
 def _packed_bytes(module: Any) -> int:
-    """Return the bytes of a weight that vLLM has packed for the CPU; 0 for any other module.
+    """Return the bytes of an unquantized weight that vLLM has packed for the CPU; 0 without one.
 
     The parameter is empty then, and the packed weight is outside torch, or in a tensor that only a
     closure refers to (`dispatch_cpu_unquantized_gemm`, 0.32). What is counted is its size before.

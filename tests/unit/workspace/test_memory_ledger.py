@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 from vllm.model_executor import parameter
+from vllm.model_executor.layers import linear
 from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
@@ -30,7 +31,7 @@ from holdfast.workspace.stats import StatsWriter, read_stats
 from workspace_managers import forget_freed_memory
 
 CPU = torch.device("cpu")
-PLAIN: Any = {"bias": False, "disable_tp": True, "params_dtype": torch.float32}
+PLAIN: Any = {"bias": False, "params_dtype": torch.float32}
 
 
 class GpuLedger(MemoryLedger):
@@ -128,12 +129,14 @@ def test_weights_on_the_cpu_are_counted_once(writer: StatsWriter) -> None:
     assert on_file(writer) == {"weights": 4 * MIB + 1024}
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_weights_that_vllm_packs_for_the_cpu_are_counted(
-    writer: StatsWriter, monkeypatch: pytest.MonkeyPatch
+    ranks: int, writer: StatsWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It leaves an empty parameter in every linear layer, whatever its parallelism."""
-    monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)
-    monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
+    """It leaves an empty parameter in every linear layer, of which each rank may have a part."""
+    for module in (linear, parameter):
+        monkeypatch.setattr(module, "get_tensor_model_parallel_rank", lambda: 0)
+        monkeypatch.setattr(module, "get_tensor_model_parallel_world_size", lambda: ranks)
     layers = torch.nn.ModuleList(
         [
             ReplicatedLinear(256, 1024, **PLAIN),
