@@ -95,6 +95,7 @@ def test_a_node_in_the_image_shares_the_fingerprint_of_one_outside_it(
     outside = common_fingerprint(configuration(demo))
     monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
     monkeypatch.setenv("VLLM_USAGE_SOURCE", "production-docker-image")
+    monkeypatch.setenv("VLLM_USAGE_STATS_SERVER", "https://stats.example")
     assert common_fingerprint(configuration(demo)) == outside
 
 

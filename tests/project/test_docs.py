@@ -549,6 +549,7 @@ AS_IN_VLLM = {
         "VLLM_LOG_STATS_INTERVAL",
         "VLLM_PORT",
         "VLLM_USAGE_SOURCE",
+        "VLLM_USAGE_STATS_SERVER",
     },
     "Holdfast asks what vLLM does": {
         "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
