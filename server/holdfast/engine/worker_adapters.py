@@ -102,7 +102,7 @@ class WorkerAdapters:
         record.load_inplace = False
         self._loaded[lora_id] = record
         # Only now, since workers load what there is by then.
-        if await asyncio.to_thread(self._files.have_changed, lora_id, record.lora_path):
+        if await self._files.have_changed(lora_id, record.lora_path):
             lost = RequestLostError("The LoRA adapter has changed since this answer began.")
             self._requests.refuse(lambda it: it.has_yielded and uses(it.arguments, lora_id), lost)
 

@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import os
 import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -172,14 +174,23 @@ def test_files_that_cannot_be_listed_have_not_changed() -> None:
     assert not asyncio.run(ModelFiles(config).have_changed())
 
 
+@pytest.mark.parametrize(
+    "look_at_files",
+    [
+        ModelFiles(
+            SimpleNamespace(
+                model_config=SimpleNamespace(model="model", revision=None),
+                load_config=SimpleNamespace(download_dir=None),
+            )
+        ).have_changed,
+        partial(AdapterFiles().have_changed, 1, "adapter"),
+    ],
+    ids=["model", "adapter"],
+)
 def test_files_that_hang_do_not_keep_the_server_from_ending(
-    monkeypatch: pytest.MonkeyPatch,
+    look_at_files: Callable[[], Awaitable[bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As those of a share whose server is away do; the loop would wait for its own threads."""
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(model="model", revision=None),
-        load_config=SimpleNamespace(download_dir=None),
-    )
     hangs, has_ended = threading.Event(), threading.Event()
 
     def look(*_: object) -> None:
@@ -190,7 +201,7 @@ def test_files_that_hang_do_not_keep_the_server_from_ending(
 
     async def act() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(ModelFiles(config).have_changed(), timeout=0.1)
+            await asyncio.wait_for(look_at_files(), timeout=0.1)
 
     asyncio.run(act())
     assert not has_ended.is_set()
@@ -214,14 +225,14 @@ def test_an_adapter_is_found_where_vllm_finds_it(
         (place / "adapter_config.json").write_text("{}")
     files = AdapterFiles()
     for number, path in enumerate((str(home / "adapter"), "~/adapter", "org/adapter", "org/none")):
-        assert not files.have_changed(number, path)
-        assert not files.have_changed(number, path)
+        assert not asyncio.run(files.have_changed(number, path))
+        assert not asyncio.run(files.have_changed(number, path))
     os.utime(home / "adapter" / "adapter_config.json", ns=(0, 1))
     commit = "second"
-    assert files.have_changed(0, str(home / "adapter"))
-    assert files.have_changed(1, "~/adapter")
-    assert files.have_changed(2, "org/adapter")
-    assert not files.have_changed(3, "org/none")
+    assert asyncio.run(files.have_changed(0, str(home / "adapter")))
+    assert asyncio.run(files.have_changed(1, "~/adapter"))
+    assert asyncio.run(files.have_changed(2, "org/adapter"))
+    assert not asyncio.run(files.have_changed(3, "org/none"))
 
 
 def test_the_files_of_adapters_that_are_gone_are_forgotten(tmp_path: Path) -> None:
@@ -230,8 +241,8 @@ def test_the_files_of_adapters_that_are_gone_are_forgotten(tmp_path: Path) -> No
     weights.write_bytes(b"0")
     files = AdapterFiles()
     for number in (1, 2):
-        files.have_changed(number, str(tmp_path))
+        asyncio.run(files.have_changed(number, str(tmp_path)))
     files.forget_all_but({1})
     os.utime(weights, ns=(0, 1))
-    assert files.have_changed(1, str(tmp_path))
-    assert not files.have_changed(2, str(tmp_path))
+    assert asyncio.run(files.have_changed(1, str(tmp_path)))
+    assert not asyncio.run(files.have_changed(2, str(tmp_path)))

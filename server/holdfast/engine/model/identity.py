@@ -92,13 +92,20 @@ class AdapterFiles:
 
     def __init__(self) -> None:
         self._looks: dict[int, _Look] = {}
+        # As for the files of a model. One that hangs does not hold up the other adapters.
+        self._reader = ThreadPoolExecutor(thread_name_prefix="changed adapters")
 
-    def have_changed(self, lora_id: int, path: str) -> bool:
+    async def have_changed(self, lora_id: int, path: str) -> bool:
         """Return whether an adapter's files differ from the last look; see `ModelFiles`.
 
         `path` may be what vLLM accepts: a directory, one below `~`, or a name of the Hub
         (`get_adapter_absolute_path`, 0.32).
         """
+        return await asyncio.get_running_loop().run_in_executor(
+            self._reader, self._look_again, lora_id, path
+        )
+
+    def _look_again(self, lora_id: int, path: str) -> bool:
         look = self._looks.setdefault(lora_id, _Look())
         try:
             place = directory_of(os.path.expanduser(path), None, None)  # noqa: PTH111 - as vLLM
