@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,6 +29,7 @@ from vllm.multimodal.inputs import (
 )
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
+from vllm.renderers.base import BaseRenderer
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import (
     EngineCoreOutput,
@@ -45,6 +47,7 @@ from vllm.v1.serial_utils import MsgpackEncoder, UtilityResult
 from holdfast.engine import checked_llm
 from holdfast.engine.checked_llm import CheckedLLM, UnsentError
 from holdfast.engine.outputs import VllmOutputs
+from holdfast.engine.proxy import EngineProxy
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.requests.aborts import Aborts
 from holdfast.engine.requests.continuation import ContinuedPrompt
@@ -739,6 +742,63 @@ def test_a_request_that_vllm_has_not_registered_yet_did_not_end_the_engine() -> 
             death = Death("worker_exception", "rank 0: ZeroDivisionError", blames_requests=True)
             assert requests.assign_blame(death) == BlameVerdict()
         call.cancel()
+
+    play(scene)
+
+
+class ImageThread(BaseRenderer[Any]):
+    """vLLM's own renderer, without a model: it has the thread that reads images."""
+
+    def __init__(self) -> None:
+        model = SimpleNamespace(renderer_num_workers=1, supports_multimodal_inputs=False)
+        parallel = SimpleNamespace(_api_process_rank=0)
+        super().__init__(SimpleNamespace(model_config=model, parallel_config=parallel), None)
+
+    def render_messages(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+class ToldCore:
+    """In the place of the client of EngineCore: notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[None]]:
+        async def tell(*_: Any, **__: Any) -> None:
+            self.told.append(name.partition("_")[0])
+
+        return tell
+
+    def shutdown(self, **_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("pause_generation", "resume_generation"), ["pause", "resume"]),
+        (("sleep", "wake_up"), ["sleep", "wake"]),
+    ],
+)
+def test_no_call_overtakes_a_pause_or_a_sleep(names: tuple[str, str], told: list[str]) -> None:
+    """vLLM first has the thread that reads images empty a cache, and sends the pause after that."""
+
+    async def scene(engine: Engine) -> None:
+        core = engine.llm.engine_core = ToldCore()
+        renderer = engine.llm.renderer = ImageThread()
+        proxy = EngineProxy()
+        proxy._current = engine.llm
+        are_read = threading.Event()
+        renderer._mm_executor.submit(are_read.wait)
+        calls = [asyncio.ensure_future(getattr(proxy, name)()) for name in names]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        calls[0].cancel()
+        are_read.set()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert core.told[:2] == told
+        renderer.shutdown()
 
     play(scene)
 

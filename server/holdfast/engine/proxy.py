@@ -7,16 +7,15 @@ engine. The OpenAI layer can read the configuration even while no engine runs.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterable,
 )
 from contextlib import aclosing, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,6 +26,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from holdfast.engine.grammars.checker import GrammarChecker
 from holdfast.engine.maintenance import SLEEP_DEADLINE_SECONDS
 from holdfast.engine.outputs import VllmOutputs
+from holdfast.engine.pauses import Pauses
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.requests.request import Method
 from holdfast.engine.suspects.suspicions import Suspicions
@@ -108,6 +108,7 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
             VllmOutputs(self.transfers_kv, self.continues_streams), suspicions
         )
         self.adapters = WorkerAdapters(self.requests)
+        self._pauses = Pauses(self.requests.aborts)
 
     @property
     def current(self) -> Any:
@@ -248,56 +249,24 @@ class EngineProxy(_Forwarding):  # type: ignore[misc]  # made from vLLM's class 
     async def pause_generation(self, *args: Any, **kwargs: Any) -> None:
         """Pause as vLLM does, which aborts running requests unless told to wait or to keep them."""
         llm = self.current
-        pausing = llm.pause_generation(*args, **kwargs)
-        await asyncio.shield(self._pause(llm, pausing, 0.0))
+        await self._pauses.pause(llm, partial(llm.pause_generation, *args, **kwargs), 0.0)
 
     async def resume_generation(self, *args: Any, **kwargs: Any) -> None:
         """Resume as vLLM does."""
-        await asyncio.shield(self._resume(self.current.resume_generation(*args, **kwargs)))
+        llm = self.current
+        await self._pauses.resume(llm, partial(llm.resume_generation, *args, **kwargs))
 
     async def sleep(self, *args: Any, **kwargs: Any) -> None:
         """Sleep as vLLM does, which aborts running requests unless told to wait."""
         llm = self.current
-        await asyncio.shield(self._pause(llm, llm.sleep(*args, **kwargs), SLEEP_DEADLINE_SECONDS))
+        call = partial(llm.sleep, *args, **kwargs)
+        await self._pauses.pause(llm, call, SLEEP_DEADLINE_SECONDS)
 
     async def wake_up(self, *args: Any, **kwargs: Any) -> bool:
         """Wake as vLLM does, and return whether all of it is awake; until then it stays paused."""
         llm = self.current
-        return await asyncio.shield(self._wake(llm, llm.wake_up(*args, **kwargs)))
-
-    # An engine does what it was told even if the caller is cancelled, as by `--request-timeout`. So
-    # these go on, and know what has become of it.
-
-    async def _pause(self, llm: Any, pausing: Awaitable[None], quiet_seconds: float) -> None:
-        """Pause the engine, which may abort what runs.
-
-        It may hang in the call, which has no deadline: it may wait for long answers. So a lack of
-        steps is a stall until the call returns, except in the first `quiet_seconds`.
-        """
-        aborts = self.requests.aborts
-        number = aborts.begin_pause()
-        with aborts.steps_due_after(quiet_seconds):
-            try:
-                await pausing
-            except Exception:
-                # Another call may have paused it before, and it may have paused before it failed.
-                aborts.settle(number, is_paused=bool(await llm.is_sleeping()))
-                raise
-
-    async def _resume(self, resuming: Awaitable[None]) -> None:
-        aborts = self.requests.aborts
-        number = aborts.pauses
-        with aborts.steps_due_after(0.0):
-            await resuming
-        aborts.settle(number, is_paused=False)
-
-    async def _wake(self, llm: Any, waking: Awaitable[bool]) -> bool:
-        aborts = self.requests.aborts
-        number = aborts.pauses
-        with aborts.steps_due_after(SLEEP_DEADLINE_SECONDS):
-            is_awake = await waking
-            aborts.settle(number, is_paused=bool(await llm.is_sleeping()))
-        return is_awake
+        call = partial(llm.wake_up, *args, **kwargs)
+        return await self._pauses.wake(llm, call, SLEEP_DEADLINE_SECONDS)
 
     async def do_log_stats(self) -> None:
         """Log as vLLM does. An exception would end the loop in its OpenAI layer that calls this."""

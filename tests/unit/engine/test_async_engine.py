@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -188,16 +189,22 @@ def test_a_wake_up_by_vllms_route_says_whether_all_is_awake(*, is_awake: bool) -
 
 
 class PausedLLM:
-    """Pauses as vLLM's engine does: it stays paused if the call fails, or its caller leaves."""
+    """Pauses as vLLM's engine does: it stays paused if the call fails, or its caller leaves.
+
+    It is sent a pause once a thread that also reads images has emptied a cache.
+    """
 
     def __init__(self) -> None:
         self.is_paused = False
+        self.renderer = SimpleNamespace(_mm_executor=ThreadPoolExecutor(max_workers=1))
         self.has_drained = asyncio.Event()
         self.has_resumed = asyncio.Event()
         self.has_resumed.set()
 
-    async def pause_generation(self, *, mode: str = "abort") -> None:
-        await asyncio.sleep(0)
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        if clear_cache:
+            thread = self.renderer._mm_executor
+            await asyncio.get_running_loop().run_in_executor(thread, bool)
         if mode == "unknown":
             raise ValueError(mode)
         self.is_paused = True
@@ -220,6 +227,12 @@ def paused_proxy() -> EngineProxy:
     proxy = EngineProxy()
     proxy._current = PausedLLM()
     return proxy
+
+
+async def until_idle(proxy: EngineProxy) -> None:
+    """Return when no call that pauses the engine or has it go on is pending."""
+    while proxy._pauses._pending:  # noqa: ASYNC110 - the loop is all there is
+        await asyncio.sleep(0)
 
 
 async def begun(call: Awaitable[None]) -> asyncio.Future[None]:
@@ -296,6 +309,91 @@ def test_an_engine_is_resumed_though_a_pause_still_waits_for_answers() -> None:
         assert not proxy.requests.aborts.is_paused
         proxy.current.has_drained.set()
         await pausing
+        assert not proxy.requests.aborts.is_paused
+
+    run(live())
+
+
+@contextmanager
+def reading_images(llm: PausedLLM) -> Iterator[None]:
+    """Have the thread for images be busy while entered."""
+    are_read = threading.Event()
+    llm.renderer._mm_executor.submit(are_read.wait)
+    try:
+        yield
+    finally:
+        are_read.set()
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep", "wait"])
+def test_an_engine_goes_on_if_a_pause_before_was_sent_late(mode: str) -> None:
+    """Its caller has left, and the resume must not overtake it."""
+
+    async def live() -> None:
+        proxy = paused_proxy()
+        with reading_images(proxy.current):
+            pausing = await begun(proxy.pause_generation(mode=mode))
+            pausing.cancel()
+            resuming = asyncio.ensure_future(proxy.resume_generation())
+            for _ in range(9):
+                await asyncio.sleep(0)
+        await resuming
+        proxy.current.has_drained.set()
+        await until_idle(proxy)
+        assert (proxy.current.is_paused, proxy.requests.aborts.is_paused) == (False, False)
+
+    run(live())
+
+
+@pytest.mark.parametrize("options", [{}, {"clear_cache": False}])
+def test_a_pause_after_a_resume_that_waits_for_another_is_in_effect(
+    options: dict[str, bool],
+) -> None:
+    """Each is sent when the one before was sent, also what needs no cache emptied."""
+
+    async def live() -> None:
+        proxy = paused_proxy()
+        calls = [proxy.pause_generation(), proxy.resume_generation()]
+        with reading_images(proxy.current):
+            waiting = [await begun(call) for call in calls]
+            waiting.append(await begun(proxy.pause_generation(**options)))
+        await asyncio.gather(*waiting)
+        assert (proxy.current.is_paused, proxy.requests.aborts.is_paused) == (True, True)
+
+    run(live())
+
+
+def test_a_pause_that_fails_leaves_one_that_was_sent_late() -> None:
+    """The mark is there when the engine aborts what runs."""
+
+    async def live() -> None:
+        proxy = paused_proxy()
+        with reading_images(proxy.current):
+            pausing = await begun(proxy.pause_generation())
+            failing = asyncio.ensure_future(proxy.pause_generation(mode="unknown"))
+            for _ in range(9):
+                await asyncio.sleep(0)
+        await pausing
+        with pytest.raises(ValueError, match="unknown"):
+            await failing
+        assert (proxy.current.is_paused, proxy.requests.aborts.is_paused) == (True, True)
+
+    run(live())
+
+
+def test_a_pause_that_waits_for_another_does_not_reach_the_next_engine() -> None:
+    """Nor does it mark that one as paused."""
+
+    async def live() -> None:
+        proxy = paused_proxy()
+        lost = proxy.current
+        with reading_images(lost):
+            await begun(proxy.pause_generation())
+            second = await begun(proxy.pause_generation())
+            proxy._current = PausedLLM()
+            proxy.requests.engine_started(proxy.current, 1)
+        with pytest.raises(EngineDeadError):
+            await second
         assert not proxy.requests.aborts.is_paused
 
     run(live())

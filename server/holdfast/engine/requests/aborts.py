@@ -23,7 +23,8 @@ class Aborts:
         """Take all requests, as they are at any time."""
         self._outputs = outputs
         self._requests = requests
-        self._generation = 0
+        self.generation = 0
+        """The number of the last engine that has started; 0 before the first."""
         self.is_paused = False
         """Whether the engine was told to stop scheduling or to sleep, so any abort is expected."""
         self.pauses = 0
@@ -35,7 +36,7 @@ class Aborts:
 
     def engine_started(self, generation: int) -> None:
         """Record that there is another engine, which was asked for nothing yet."""
-        self._generation, self.is_paused = generation, False
+        self.generation, self.is_paused = generation, False
 
     def begin_pause(self) -> int:
         """Record that the engine is being paused, and return the number of the pause."""
@@ -46,8 +47,8 @@ class Aborts:
     def settle(self, pauses: int, *, is_paused: bool) -> None:
         """Record whether the engine is paused after a call, unless another pause has begun since.
 
-        Calls may overlap, and the engine carries them out in the order in which they began.
-        `pauses` is how many pauses had begun when the call began.
+        Calls may overlap, and the engine is sent them in the order in which they began, see
+        `pauses.Pauses`. `pauses` is how many pauses had begun when the call began.
         """
         if self.pauses == pauses:
             self.is_paused = is_paused
@@ -129,7 +130,7 @@ class Aborts:
         """
         if not self._outputs.is_abort(output) or request.is_abort_expected:
             return False
-        if not is_on_trial and request.generation != self._generation:
+        if not is_on_trial and request.generation != self.generation:
             return True
         if self.is_paused:
             return False
