@@ -47,8 +47,13 @@ class Pauses:
         """Return what it comes to; it goes on if the caller is cancelled."""
         task = asyncio.create_task(work)
         self._pending.add(task)
-        task.add_done_callback(self._pending.remove)
+        task.add_done_callback(self._ended)
         return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._pending.remove(task)
+        if not task.cancelled():
+            task.exception()  # it has no reader if its caller was cancelled
 
     async def _pause(self, llm: Any, call: Call, quiet_seconds: float) -> None:
         async with self._in_turn(llm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import subprocess
 import sys
@@ -281,6 +282,24 @@ def test_a_pause_that_fails_leaves_what_is_known_of_the_engine(
         assert proxy.requests.aborts.is_paused is proxy.current.is_paused
 
     run(live())
+
+
+def test_a_pause_that_fails_after_its_caller_has_left_is_no_error_of_ours() -> None:
+    """asyncio would log a traceback of an exception that nobody has retrieved."""
+    logged: list[dict[str, Any]] = []
+
+    async def live() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, said: logged.append(said))
+        proxy = paused_proxy()
+        with reading_images(proxy.current):
+            pausing = await begun(proxy.pause_generation(mode="cache"))
+            pausing.cancel()
+            await asyncio.wait({pausing})
+        await until_idle(proxy)
+        gc.collect()
+
+    run(live())
+    assert logged == []
 
 
 def test_an_engine_that_is_resumed_and_paused_at_once_is_paused() -> None:
