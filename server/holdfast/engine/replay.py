@@ -143,6 +143,7 @@ class ReplayManager:
     def engine_ended(self) -> None:
         """Record that the engine is gone: from now on requests wait."""
         self._llm, self._is_open = None, False
+        self.presence.engine_ended()
         self.long_prompts.engine_ended()
 
     def forget_engine(self) -> None:
@@ -274,7 +275,7 @@ class ReplayManager:
             self.replayed += 1
             request.context.replays += 1
         request.generation = request.given_generation = self._generation
-        request.is_abort_expected = False  # this engine has not been asked to
+        request.is_abort_expected = request.is_finished = False  # those were of another engine
         request.context.given_to(self._generation)
         return arguments
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -747,6 +747,45 @@ async def stream_of(harness: ReplayHarness, name: str, **options: Any) -> AsyncI
     stream = harness.requests.run("generate", arguments)
     assert await anext(stream) == Output(1)
     return stream
+
+
+@pytest.mark.parametrize("was_finished", [False, True])
+@pytest.mark.parametrize("is_continuable", [False, True])
+def test_a_stream_that_the_last_engine_left_is_unfinished_unless_it_cannot_go_on(
+    *, was_finished: bool, is_continuable: bool
+) -> None:
+    """Its client has not read on; the present engine knows nothing of it, and will get it."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        presence = harness.requests.presence
+        harness.start()
+        stream = await stream_of(harness, "a", is_continuable=is_continuable)
+        presence.unsent = lambda names, _: frozenset(names if was_finished else ())
+        harness.bury()
+        harness.requests.forget_engine()
+        harness.start()
+        presence.unsent = lambda names, _: frozenset(names)
+        left = [request.request_id for request in presence.unfinished()]
+        assert left == (["a"] if is_continuable and not was_finished else [])
+        await cast("AsyncGenerator[Output, None]", stream).aclose()
+
+    run_scene(scene)
+
+
+def test_a_stream_that_the_last_engine_left_is_not_aborted_with_the_rest() -> None:
+    """The present engine does not have it, and goes on with it afterwards."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start()
+        stream = await stream_of(harness, "a", is_continuable=True)
+        harness.bury()
+        harness.start()
+        harness.requests.aborts.expect_all()
+        (request,) = harness.requests._requests
+        assert not request.is_abort_expected
+        await cast("AsyncGenerator[Output, None]", stream).aclose()
+
+    run_scene(scene)
 
 
 def test_a_client_that_reads_slowly_may_take_the_abort_of_a_pause_after_it() -> None:

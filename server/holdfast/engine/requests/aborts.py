@@ -91,9 +91,13 @@ class Aborts:
         return own.intersection(request_ids)
 
     def expect_all(self) -> None:
-        """Record that the engine is being asked to abort all its requests."""
+        """Record that the engine is being asked to abort all its requests.
+
+        Those of an engine that is gone go on at this one once their callers have noticed.
+        """
         for request in self._requests:
-            request.is_abort_expected |= request.is_in_engine
+            is_present = request.is_in_engine and request.generation == self.generation
+            request.is_abort_expected |= is_present
 
     def expect(self, request_ids: frozenset[str]) -> None:
         """Record that the engine is being asked to abort these requests."""

@@ -136,6 +136,8 @@ class EngineRequest:
     is_pending: bool = False
     """Whether its caller waits for an output, rather than the engine for its caller."""
     has_yielded: bool = False
+    is_finished: bool = False
+    """Whether the engine that had it, and is gone, was done with it."""
     is_abort_expected: bool = False
     deaths: int = 0
     """How many unexplained deaths in a row found it in the engine, no further than the first."""

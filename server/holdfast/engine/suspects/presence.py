@@ -51,15 +51,39 @@ class Presence:
         if self._may_be_judged and request.generation == self._generation:
             self._blame.request_left(request)
 
+    def engine_ended(self) -> None:
+        """Remember which requests the engine was done with: the next one knows nothing of them."""
+        for request in self._finished():
+            request.is_finished = True
+
     def unfinished(self) -> list[EngineRequest]:
         """Return the requests that the engine is at work on, or is about to get.
 
-        A caller that reads slowly keeps its request when the engine is done with it.
+        A caller that reads slowly keeps its request when the engine is done with it. One that the
+        last engine left behind goes on at this one once its caller notices.
         """
-        given = [request for request in self._requests if request.is_in_engine]
-        read = [one.request_id for one in given if one.has_yielded and not one.is_pending]
-        done = self.unsent(read, self._outputs.request_ids)
-        return [request for request in given if request.request_id not in done]
+        finished = self._finished()
+        return [
+            request
+            for request in self._requests
+            if request.is_in_engine
+            and not request.is_finished
+            and request not in finished
+            and (request.generation == self._generation or request.outlives_engine)
+        ]
+
+    def _finished(self) -> set[EngineRequest]:
+        """Return the requests that the present engine is done with, and whose callers are not."""
+        read = [
+            request
+            for request in self._requests
+            if request.is_in_engine
+            and request.generation == self._generation
+            and request.has_yielded
+            and not request.is_pending
+        ]
+        done = self.unsent([one.request_id for one in read], self._outputs.request_ids)
+        return {request for request in read if request.request_id in done}
 
     def judge(self, death: Death) -> BlameVerdict:
         """Work out which requests may have caused the death of the present engine."""
