@@ -746,6 +746,30 @@ def test_a_request_that_vllm_has_not_registered_yet_did_not_end_the_engine() -> 
     play(scene)
 
 
+def test_a_stream_whose_client_reads_slowly_is_unfinished_until_the_engine_is_done() -> None:
+    """Its last output waits for the client then, and nothing of it is in the engine."""
+
+    async def scene(engine: Engine) -> None:
+        requests = ReplayManager(VllmOutputs())
+        requests.engine_started(engine.llm, 1)
+        requests.open()
+        presence = requests.presence
+        presence.unsent = engine.sequences.unsent
+        REQUEST.set(RequestContext(key="a"))
+        arguments = engine.arguments("a", kind=RequestOutputKind.DELTA)
+        stream = requests.run("generate", arguments)
+        first = asyncio.ensure_future(anext(stream))
+        await engine.until_sent(1)
+        engine.read(0)
+        assert not (await first).finished
+        assert [request.request_id for request in presence.unfinished()] == ["a"]
+        engine.finish(0)
+        assert presence.unfinished() == []
+        assert (await anext(stream)).finished
+
+    play(scene)
+
+
 class ImageThread(BaseRenderer[Any]):
     """vLLM's own renderer, without a model: it has the thread that reads images."""
 
