@@ -770,7 +770,7 @@ def test_a_stream_whose_client_reads_slowly_is_unfinished_until_the_engine_is_do
     play(scene)
 
 
-class ImageThread(BaseRenderer[Any]):
+class ImageThread(BaseRenderer[Any]):  # type: ignore[misc]  # vLLM is Any to us
     """vLLM's own renderer, without a model: it has the thread that reads images."""
 
     def __init__(self) -> None:
