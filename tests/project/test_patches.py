@@ -60,6 +60,7 @@ NOT_LISTED = {
         "engine.requests.sequence_queue: context",
         "engine.requests.sequence_queue: sequence",
         "engine.requests.sequence_queue: sequence.context",
+        "engine.suspects.presence: request",
         "engine.suspects.trials: request",
         "patches.answer_parsing: current_request()",
         "patches.request_bodies: current_request()",

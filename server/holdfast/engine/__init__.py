@@ -19,6 +19,7 @@ Asking it:
     grammars/, media/        the grammars and the media of requests, within bounds
     loras, worker_adapters   the LoRA adapters of all generations; the same in all workers of one
     rpc, maintenance         calls with a deadline; what an operator has one generation do
+    pauses                   the pauses by vLLM's routes, in the order in which they are asked for
     baseline                 does it still compute what was recorded?
     outputs, vllm_errors     reads vLLM's outputs; turns errors of vLLM into ours, and back
 
