@@ -462,6 +462,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.usefixtures("_server")
 def test_the_memory_of_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long list of choices is tried once, too, and the oldest result goes first."""
     monkeypatch.setattr(checker, "MAX_REMEMBERED_BYTES", 50_000)

@@ -21,12 +21,11 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(*arguments: str) -> str:
-    """The one line for a command line that our parser let pass."""
+    """The one line for a command line, of our parser or else of vLLM's."""
     from holdfast.engine.launch.arguments import parse
 
-    settings = parse_serve(arguments, {})
     with pytest.raises(UsageError) as caught:
-        parse(settings)
+        parse(parse_serve(arguments, {}))
     assert caught.value.remedy
     return caught.value.line
 
