@@ -52,7 +52,7 @@ def found(
     count: int,
     asked: Sequence[str],
 ) -> list[Pair]:
-    """So many pairs, half of them in each order of starts.
+    """Measure this many pairs, half of them in each order of starts.
 
     `loads` are the requests of a burst by its clients.
     """

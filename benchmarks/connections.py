@@ -181,7 +181,7 @@ def _read(asked: selectors.EpollSelector) -> list[Stream]:
 
 
 def prompts(count: int, seed: int) -> list[str]:
-    """So many texts of printable characters."""
+    """This many texts of printable characters."""
     source = random.Random(seed)  # noqa: S311 - prompts, not secrets
     return [prompt(source) for _ in range(count)]
 

@@ -6,8 +6,8 @@
 
 One server, two loads that take turns. Peak load is a closed loop with as many clients as the
 server admits, in the engine and in line. Overload is an open loop at three times the rate that peak
-load reached: requests come when they come, and whoever gets 429 does not ask again. All else but an
-answer or a 429 is lost.
+load reached: requests come when they come, and a client that gets 429 does not ask again. All else
+but an answer or a 429 is lost.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Load:
         return self._phase(seconds, lambda _: clients - self._in_flight)
 
     def open(self, per_second: float, seconds: float) -> Phase:
-        """So many requests a second, whatever becomes of them."""
+        """Send this many requests a second, whatever becomes of them."""
         arrivals = accumulate(self._random.expovariate(per_second) for _ in count())
         due = list(takewhile(lambda arrival: arrival < seconds + WARM_UP_SECONDS, arrivals))
         return self._phase(seconds, partial(_pop_arrived, due[::-1]))

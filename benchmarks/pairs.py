@@ -32,7 +32,7 @@ LEAST_PAIRS = 5
 MANY_PAIRS = 10
 """From this many pairs on, the standard error says more than the least and the most."""
 JACKKNIFE_GROUPS = 30
-"""So many times a part of the pairs is left out."""
+"""How often a part of the pairs is left out."""
 SIDES = ("holdfast", "vllm serve")
 Record = dict[str, Any]
 GIB = 1024**3

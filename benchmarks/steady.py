@@ -1,4 +1,4 @@
-"""A load that goes on while something else changes: so many clients, and each asks again.
+"""A load that goes on while something else changes: its clients ask again after each answer.
 
     with SteadyLoad(server.url, model, directory, clients=64) as load:
         ...

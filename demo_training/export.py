@@ -31,7 +31,7 @@ def export(directory: Path, target: Path, *, questions: int) -> dict[str, float]
 
     They are float16, beside the tokenizer with its chat template. The record names seed, steps,
     code, hashes and licence. The same checkpoint gives the same bytes. Each skill is examined with
-    so many `questions`.
+    this many `questions`.
 
     Raises:
         UsageError: `directory` has no checkpoint, or one in the middle of its course.

@@ -257,8 +257,8 @@ def test_compose_starts_server_prometheus_and_alertmanager(
 ) -> None:
     """Prometheus scrapes the server, has our rules and knows Alertmanager; the stop drains.
 
-    Prometheus and Alertmanager are stand-ins of Debian, and Grafana, of which there is none, is
-    left out. The port is a free one, and the engine a small one.
+    Prometheus and Alertmanager are stand-ins of Debian, and Grafana, which Debian does not have,
+    is left out. The port is a free one, and the engine a small one.
     """
     make_neighbours(containers)
     override = tmp_path / "override.yaml"

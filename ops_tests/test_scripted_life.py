@@ -199,7 +199,7 @@ def test_every_alert_is_due_when_it_must_be(moments: Mapping[str, Moment], name:
 def test_every_alert_names_its_server(
     life: Life, refused: Life, moments: Mapping[str, Moment], name: str
 ) -> None:
-    """So that whoever is called knows where to look."""
+    """The person who is called knows where to look."""
     address = (refused if name in refused.moments else life).address
     for series in moments[name].alerts.values():
         for labels in series:
@@ -237,7 +237,7 @@ def test_what_happened_is_marked(life: Life) -> None:
 def test_three_alerts_of_real_servers_reach_a_webhook(
     life: Life, refused: Life, duty: Webhook
 ) -> None:
-    """What happened there went through Prometheus and Alertmanager to whoever is on duty."""
+    """What happened there went through Prometheus and Alertmanager to the person on duty."""
     arrived = duty.alerts()
     assert set(arrived) >= TRAVELLED
     for alert in TRAVELLED:

@@ -15,7 +15,7 @@ from verified import not_passed, recorded, results
 RUNS = 20
 QUICK = [c for c in ALL if "quick" in c.profiles and oracle.is_asked_for(c, Options())]
 UNTOLD = {"self", "skill"}
-"""Groups of which a server without log-probs, and a run without tasks, has a check skipped."""
+"""Groups with a check that is skipped at a server without log-probs, and in a run without tasks."""
 
 
 def test_the_profile_of_every_day_passes() -> None:

@@ -1,4 +1,4 @@
-"""How many bytes of the first device are in use, by whomever?
+"""How many bytes of the first device are in use, by any process?
 
 Asked in a process of its own, which takes a context of the same size each time: the process of a
 check must hold nothing of the device, and not every driver tells it otherwise.

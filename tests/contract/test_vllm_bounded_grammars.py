@@ -353,7 +353,7 @@ def test_a_grammar_that_compiles_for_too_long_ends_beside_others(config: Any) ->
 def test_the_time_that_others_compile_is_not_that_of_a_grammar(
     config: Any, monkeypatch: pytest.MonkeyPatch, queue_seconds: float, *, is_given_up: bool
 ) -> None:
-    """After a death all come at once, and vLLM has few threads; but none waits for ever."""
+    """After a death all come at once, and vLLM has few threads; but none waits without end."""
     monkeypatch.setattr(grammar_compilation, "MAX_QUEUE_SECONDS", queue_seconds)
     bound_grammars(0.0)
     steps = Steps(config)

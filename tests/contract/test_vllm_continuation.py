@@ -414,7 +414,7 @@ class Grammar:
 
 
 def advanced(reasoner: Any, tokens: list[int]) -> tuple[Grammar, Any]:
-    """A grammar that vLLM's manager makes for an answer of which the client has these tokens."""
+    """A grammar that vLLM's manager makes for an answer whose client has these tokens."""
     parameters = SamplingParams(
         output_kind=DELTA, structured_outputs=StructuredOutputsParams(regex="a")
     )

@@ -22,7 +22,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 SERVER = Path(holdfast.__file__).parents[1]
 DAMAGED = {kind: f"{kind} {SEED} {COUNT} {SECONDS}" for kind in KINDS}
 WRONG_BITS = {"before its start": ("MJPG in avi", 31, 7), "for ever": ("WMV2 in wmv", 196, 3)}
-"""Of a clip, the byte and the bit; it has FFmpeg seek to where there is nothing, or for ever."""
+"""Of a clip, the byte and the bit; it has FFmpeg seek to where there is nothing, or without end."""
 
 DEADLINE_SECONDS = (len(KINDS) + len(WRONG_BITS)) * CASE_DEADLINE_SECONDS + 60
 
@@ -68,5 +68,5 @@ def test_no_damaged_file_ends_the_process_that_decodes_it(ends: dict[str, str], 
 
 @pytest.mark.parametrize("name", WRONG_BITS)
 def test_a_clip_with_one_wrong_bit_ends_nothing(ends: dict[str, str], name: str) -> None:
-    """One such clip would otherwise end the front end, or keep a thread of it for ever."""
+    """One such clip would otherwise end the front end, or keep a thread of it without end."""
     assert ends[name] == DONE

@@ -12,7 +12,7 @@ VARIABLE = "VLLM_COMPUTE_NANS_IN_LOGITS"
 
 
 def test_a_variable_is_read_once_while_an_engine_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the next engine is started with is read anew."""
+    """What the next engine is started with is read again."""
     monkeypatch.setenv(VARIABLE, "0")
     with variables_read_once():
         monkeypatch.setenv(VARIABLE, "1")

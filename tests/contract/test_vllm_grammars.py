@@ -401,7 +401,7 @@ def assert_429(found: list[str | BaseException], messages: set[str]) -> None:
 
 @pytest.mark.usefixtures("_server")
 def test_a_short_trial_whose_turn_does_not_come_may_be_sent_again() -> None:
-    """Nobody waits for ever behind the grammars of others."""
+    """Nobody waits without end behind the grammars of others."""
 
     async def scene() -> None:
         asked, pool = scripted(1.0)

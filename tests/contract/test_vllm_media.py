@@ -613,7 +613,7 @@ def test_what_clients_send_is_decoded(kind: str) -> None:
     ],
 )
 def test_ffmpeg_is_not_given_what_names_other_sources(content: str) -> None:
-    """It would open files and ports, or wait for ever."""
+    """It would open files and ports, or wait without end."""
     url = as_data(content.encode(), "video/mp4")
     for load in (connector().fetch_video_async, connector().fetch_audio_async):
         with pytest.raises(VLLMValidationError, match="container"):

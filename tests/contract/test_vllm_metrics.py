@@ -103,7 +103,7 @@ class Server:
         self.logger_class: Any = prometheus_logger(is_probing, self.queues)
 
     def start(self, blocks: int = 100, engines: int = 1) -> Any:
-        """A logger as so many engines make it, whose KV caches have so many blocks."""
+        """A logger as this number of engines makes it, whose KV caches have `blocks` blocks."""
         config = copy.deepcopy(self.config)
         config.cache_config.num_gpu_blocks = blocks
         logger = self.logger_class(vllm_config=config, engine_indexes=[*range(engines)])

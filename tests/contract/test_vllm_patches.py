@@ -95,7 +95,7 @@ def test_the_next_vllm_has_every_site() -> None:
 
 
 def test_what_is_other_code_in_the_next_vllm_was_read() -> None:
-    """Nobody runs it in the tests, so that somebody has to read it."""
+    """No test runs it, so a person has to read it."""
     here, there = installed().hashes(), NEXT["sites"]
     assert {site for site in SITES if here[site] != there.get(site)} == set(READ_IN_BOTH), REMEDY
 

@@ -133,7 +133,7 @@ def test_an_engine_finds_the_weight_cache_of_its_operator(
 
 
 def test_a_build_that_was_killed_does_not_hold_up_the_next(tmp_path: Path) -> None:
-    """torch waits for its lock without end, whoever made it."""
+    """torch waits without end for its lock, even if the process that made it is gone."""
     prepare_builds(tmp_path / "1")
     baton = FileBaton(str(tmp_path / "builds" / BUILD_LOCK))
     assert baton.try_acquire()

@@ -246,7 +246,7 @@ def test_a_short_chat_takes_no_turn_of_the_loop(renderer: Any) -> None:
 def test_vllm_takes_turns_for_a_short_chat(
     stock: Any, renderer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once it does not, there is nothing left to mend."""
+    """Once it does not, there is nothing left to fix."""
     monkeypatch.setattr(base, "asyncio", asyncio)
     tokens_of_stock, taken = asyncio.run(turns(stock, "hold"))
     assert taken > 1

@@ -198,7 +198,7 @@ class Engine:
         self.llm.output_processor.process_outputs([output])
 
     async def until_sent(self, count: int) -> None:
-        """Return when so many are in the engine; nothing else was sent."""
+        """Return when `count` requests are in the engine; nothing else was sent."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             while len(self.core.sent) < count:  # noqa: ASYNC110 - the loop is all there is
                 await asyncio.sleep(0)
@@ -495,7 +495,7 @@ def test_a_prompt_that_the_engine_was_not_given_is_not_counted() -> None:
 
 
 def test_the_prompt_of_a_stream_is_told_with_its_first_output() -> None:
-    """Whoever takes that counts it, however many answers it has."""
+    """What takes that output counts the prompt, however many answers it has."""
 
     async def scene(engine: Engine) -> None:
         context = RequestContext(key="a")
@@ -634,7 +634,7 @@ async def asked_before_the_death(engine: Engine) -> tuple[SilentClient, asyncio.
 
 
 def test_what_workers_were_asked_ends_with_the_engine() -> None:
-    """vLLM ends only requests; the reply would be awaited for ever."""
+    """vLLM ends only requests; the reply would be awaited without end."""
 
     async def scene(engine: Engine) -> None:
         client, call = await asked_before_the_death(engine)
@@ -864,7 +864,7 @@ def test_a_dead_engine_is_freed_although_vllm_has_frozen_it(
 
 @pytest.mark.parametrize("names", ["b", ["b"]], ids=["one", "as the proxy does"])
 def test_an_aborted_request_is_not_sent(names: str | list[str]) -> None:
-    """What somebody else aborts while it waits for its turn ends as aborted."""
+    """What another task aborts while it waits for its turn ends as aborted."""
 
     async def scene(engine: Engine) -> None:
         engine.ask("a", RequestContext(key="a"), RUNNING - 1)

@@ -100,7 +100,7 @@ def broken_seams(end: Sequence[int]) -> int:
 @pytest.mark.parametrize("end", ENDS, ids=str)
 def test_a_budget_is_the_same_over_each_seam(end: Sequence[int]) -> None:
     """Within a thought, within its forced end, after it, and in the next one."""
-    assert broken_seams(end) > 0  # what is mended
+    assert broken_seams(end) > 0  # what is fixed
     count_sent_thoughts(V1)
     count_sent_thoughts(V1)
     assert broken_seams(end) == 0

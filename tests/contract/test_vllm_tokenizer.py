@@ -37,7 +37,7 @@ from holdfast.patches.tokenizer import (
 CONTEXT_TOKENS = 2048
 MOST_ITEMS = 2048
 OWN_MODES = ("hf", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3", "mistral")
-"""Those of which we have the files, which Kimi-Audio and Inkling want, or the package (Cohere)."""
+"""Those whose files we have, which Kimi-Audio and Inkling want, or whose package (Cohere)."""
 DEADLINE_SECONDS = 60
 GIANT = "x" * (8 << 20)
 """Some 8 s, and a GiB, to a tokenizer that takes it as it is."""
@@ -137,7 +137,7 @@ def test_no_tensor_of_a_client_is_unpickled_by_default(renderer: Any) -> None:
 
 
 def test_a_template_of_a_client_is_refused_by_default() -> None:
-    """It could keep a thread for ever: the operator has to say so."""
+    """It could keep a thread busy without end: the operator has to allow it."""
     parser = make_arg_parser(FlexibleArgumentParser())
     assert parser.parse_args(["--model", "m"]).trust_request_chat_template is False
 
@@ -149,7 +149,7 @@ DEEP, WIDE = "[" * 100_000, json.dumps([{}] * (1 << 20))
 def test_arguments_of_a_tool_are_bounded_before_they_are_read(
     renderer: Any, arguments: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are JSON within JSON, of which the bounds of a body know nothing."""
+    """They are JSON within JSON, which the bounds of a body do not see."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     if arguments is DEEP:  # in a model that could take so many
         monkeypatch.setattr(renderer.model_config, "max_model_len", 1 << 20)

@@ -154,7 +154,7 @@ def test_a_replacement_that_does_not_load_changes_nothing(server: Server, adapte
 def test_a_restart_under_load_costs_no_answer(server: Server, adapter: Path) -> None:
     """Token for token those of an undisturbed run; a stream that has begun goes on.
 
-    The adapters are there again, but for one whose files are gone.
+    The adapters are there again, except one whose files are gone.
     """
     accent = text(server, "accent")
     copy = shutil.copytree(adapter, adapter.parent / "gone")

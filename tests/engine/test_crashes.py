@@ -44,7 +44,7 @@ class Siege:
 
 
 def post(server: Server, key: str, tokens: int, **options: object) -> httpx.Response:
-    """A completion of a prompt of so many tokens."""
+    """A completion of a prompt of this many tokens."""
     body = {"model": "besieged", "prompt": [50] * tokens, "max_tokens": 8, "temperature": 0}
     headers = authorized(key)
     return server.post("/v1/completions", {**body, **options}, headers=headers, timeout=300)
@@ -112,7 +112,7 @@ def test_a_crash_is_not_made_again(siege: Siege) -> None:
 
 
 def test_the_log_has_the_python_stacks_of_a_crash(siege: Siege) -> None:
-    """The process does not stay to look for the names of C functions, which may take for ever."""
+    """The process does not stay to look for the names of C functions, which may never end."""
     assert siege.server.log.count("Fatal Python error: Segmentation fault") == 2
     assert "Segfault encountered" not in siege.server.log
 

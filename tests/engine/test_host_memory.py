@@ -36,7 +36,7 @@ AS_LONG = [9] * len(OTHER_LONG)
 STEP_TOKENS = 1024
 LATER_STEPS = 4
 PREFILL = [10] * (1 + LATER_STEPS) * STEP_TOKENS
-"""A prompt of which each step but the first can be slow."""
+"""A prompt whose steps can be slow, except the first."""
 PREFILL_SECONDS = 5.0
 """How much longer such a step takes then, so that all of them outlast what they are needed for."""
 SLOW_SECONDS = 600.0

@@ -45,7 +45,7 @@ def pair(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two
 
 
 def post(nodes: TwoNodes, key: str, tokens: int, *, max_tokens: int = 8) -> httpx.Response:
-    """A completion of a prompt of so many tokens."""
+    """A completion of a prompt of this many tokens."""
     body = {"model": "besieged", "prompt": [50] * tokens, "temperature": 0, "ignore_eos": True}
     headers = {"authorization": f"Bearer {key}"}
     asked = {**body, "max_tokens": max_tokens}

@@ -90,7 +90,7 @@ def _no_longer_request_is_taken(server: Server, proven_tokens: int) -> None:
 
 
 def _forbid(source: Path, target: Path, *, tokens: int) -> None:
-    """Leave an attempt that never ended, at the model of which `source` has learned."""
+    """Leave an attempt that never ended, at the model that `source` has learned from."""
     (learned,) = source.glob("state/holdfast/workspace-*.json")
     fingerprint = learned.stem.removeprefix("workspace-")
     kill_during_last(target / "state" / "holdfast", fingerprint, tokens)

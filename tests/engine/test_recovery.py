@@ -255,8 +255,8 @@ def test_no_answer_is_lost(life: Life) -> None:
 def test_only_what_was_alone_in_a_step_is_suspected(life: Life) -> None:
     """A fault that no request is to blame for may strike when there is only one; it is counted.
 
-    Suspects are tried alone for as long as one start takes. Whoever that time leaves is answered
-    like one that was alone, and named in the log.
+    Suspects are tried alone for as long as one start takes. A suspect that is left when that time
+    ends is answered like one that was alone, and named in the log.
     """
     failed = [*life.load.lost, *life.load.broken]
     suspected = [answer for answer in failed if _is_suspected(answer)]

@@ -37,7 +37,7 @@ BOARDS = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Somebody asked for something that only an initialised driver can tell or do."""
+    """A request for something that only an initialised driver can tell or do."""
 
     name: str
     places: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A device of which only the memory is there: what torch, the driver and the host say of it."""
+"""A device with nothing but its memory: what torch, the driver and the host say of it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FakeMemory:
 
 
 def gb10(*, page_cache_bytes: int = 0, available_bytes: int = 50 * GIB) -> FakeMemory:
-    """128 GB shared with the host, of which the page cache of the weights takes a part."""
+    """128 GB shared with the host; the page cache of the weights takes a part of it."""
     return FakeMemory(
         total_bytes=120 * GIB,
         free_bytes=available_bytes - page_cache_bytes,

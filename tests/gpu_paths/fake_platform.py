@@ -22,7 +22,7 @@ VLLM_VERSION = "0.32.0"
 """Of the CUDA build that seems to be installed; the one for the CPU has a name of its own."""
 BOARD_VARIABLE = "HOLDFAST_FAKE_BOARD"
 _JETSON_MARK = "/etc/nv_tegra_release"
-"""By it vLLM finds a board of which NVML knows nothing."""
+"""By it vLLM finds a board that NVML does not know."""
 _NVML = "vllm.third_party.pynvml"
 _COMPILED = frozenset(
     {

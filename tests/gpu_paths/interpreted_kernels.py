@@ -50,7 +50,7 @@ def nans() -> list[int]:
 
 
 def bits() -> list[int]:
-    """Those of a word, the lowest first, but for the two highest."""
+    """Those of a word, the lowest first, without the two highest."""
     written = torch.zeros(COUNT, dtype=torch.int32)
     marks_bits[(1,)](written, torch.tensor([0b10110101], dtype=torch.int32), 6, COUNT=COUNT)
     return [int(one) for one in written]

@@ -271,7 +271,7 @@ def a_report(*results: records.CheckResult) -> records.Report:
 
 
 def test_a_failure_is_on_the_page_with_its_reason_and_its_log() -> None:
-    """So that whoever gets the page alone can say what happened."""
+    """A person who gets only the page can say what happened."""
     failed = records.CheckResult(
         "growth_under_graphs", "manager", "p", "failed", "a|b", 1.0, (), "line 1\nline 2"
     )

@@ -32,7 +32,7 @@ ADDED = witness.ADDED_BYTES
 
 
 def an_engine(directory: Path, *events: tuple[str, Mapping[str, int]]) -> subjects.Engine:
-    """An engine of which one worker has written these events."""
+    """An engine with one worker that has written these events."""
     lines = [
         json.dumps(asdict(witness.Event(7, 0, name, float(at), dict(sizes))))
         for at, (name, sizes) in enumerate(events)

@@ -130,7 +130,7 @@ def test_each_check_has_its_result_and_the_others_go_on(
 def test_a_subject_that_cannot_be_made_fails_its_checks_once(
     work: runner.Workplace, fakes: Callable[..., list[Check]]
 ) -> None:
-    """Every check of it fails for the cause, and it is not tried for each anew."""
+    """Every check of it fails for the cause, and it is not tried again for each."""
     results = list(runner.results(fakes("right", "wrong", opened="broken"), work))
     assert [result.status for result in results] == ["failed", "failed"]
     assert {result.reason for result in results} == {"OSError: it cannot be made"}

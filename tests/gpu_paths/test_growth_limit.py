@@ -167,7 +167,7 @@ def test_the_rank_says_whether_its_memory_is_the_hosts(
 def test_the_limit_leaves_the_activations_their_peak(
     cached_bytes: int, claimed_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the lock it looks free, but for what torch's cache still holds of it."""
+    """At the lock it looks free, except what torch's cache still holds of it."""
     memory = FakeMemory(allocated_bytes=20 * GIB, reserved_bytes=20 * GIB + cached_bytes)
     memory.install(monkeypatch)
     with followed(tmp_path, monkeypatch, floor_bytes=NO_LIMIT_OF_ITS_OWN_BYTES) as worker:

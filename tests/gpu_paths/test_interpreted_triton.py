@@ -40,8 +40,8 @@ def test_kernels_do_what_they_do_when_compiled() -> None:
     }
 
 
-def test_triton_needs_the_mends() -> None:
-    """One that does not makes `mends.py` shorter."""
+def test_triton_needs_the_fixes() -> None:
+    """One that does not makes `fixes.py` shorter."""
     refused = launched({"TRITON_INTERPRET": "1"}).stderr
     assert "mask has unsupported dtype" in refused
     assert "'int' object has no attribute 'to'" in refused

@@ -50,7 +50,7 @@ class Pace:
     token_seconds: float
     back_seconds: float
     factor: Callable[[float], float] = lambda _: 1.0
-    """How much slower the device is, so many seconds after the start."""
+    """How much slower the device is, given the seconds since the start."""
 
 
 class PacedEngine(FakeEngine):
@@ -102,7 +102,7 @@ def probed(
     stall_seconds: float = 120.0,
     stacks: str = "",
 ) -> ProbeReport:
-    """What the suite finds of an engine at this pace, within so many seconds."""
+    """What the suite finds of an engine at this pace, within this many seconds."""
 
     async def run() -> ProbeReport:
         clock = time.monotonic if is_real else None
@@ -134,7 +134,7 @@ def heated(seconds: float) -> float:
 
 
 def shared(seconds: float) -> float:
-    """A device of which a neighbour takes a share every other 20 s."""
+    """A device that a neighbour takes a share of every other 20 s."""
     return 4.0 if int(seconds / 20) % 2 else 1.0
 
 

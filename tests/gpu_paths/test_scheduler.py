@@ -71,7 +71,7 @@ in a window nor that each request takes a block or more for its state, however s
 
 
 def pairwise() -> Iterator[dict[str, Any]]:
-    """Choices of which each pair of values of two axes is in one, chosen greedily."""
+    """Choices that together have each pair of values of two axes, chosen greedily."""
     random, names = Random(1), list(AXES)
     left = {
         ((first, one), (second, other))
@@ -166,7 +166,7 @@ def test_every_step_of_the_probe_can_be_formed(base: Any, choice: Mapping[str, A
 @pytest.mark.parametrize("draft_tokens", [1, 8])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_planned_step_takes_all_its_prompts(base: Any, method: str, draft_tokens: int) -> None:
-    """Also those of which drafts hold more of a small KV cache than they have tokens."""
+    """Also those whose drafts hold more of a small KV cache than they have tokens."""
     setting = Setting(method, draft_tokens, has_prefix_caching=False)
     config, kv_cache = configured(base, setting)
     limits = EngineLimits.of(facts_of(config), None)

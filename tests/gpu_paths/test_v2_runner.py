@@ -222,7 +222,7 @@ def test_what_grows_after_the_lock_sleeps_too(
 def test_an_elastic_engine_warms_up_open_and_is_locked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM drops the graphs, unlocks, captures anew and locks; the new size is that of both."""
+    """vLLM drops the graphs, unlocks, captures again and locks; the new size is that of both."""
     sizes = iter([MIB, 4 * MIB])
     seen = []
 

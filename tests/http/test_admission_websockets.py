@@ -1,4 +1,4 @@
-"""WebSockets hold capacity while the engine works for them, and a key may open only so many."""
+"""WebSockets hold capacity while the engine works for them, and a key may open a limited number."""
 
 from __future__ import annotations
 

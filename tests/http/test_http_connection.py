@@ -310,7 +310,7 @@ def test_a_client_that_expects_100_continue_is_refused_without_it() -> None:
 
 
 def test_slow_headers_are_cut_off() -> None:
-    """Headers that do not end in time are answered 408, however often a byte comes."""
+    """A client whose headers do not end in time gets 408, however often a byte comes."""
 
     async def scene(server: Listening) -> tuple[int, dict[str, int]]:
         async with server.wire() as wire:

@@ -28,7 +28,7 @@ class Clock:
 
 
 class WallClock:
-    """Whose file was written long ago, unless it is told that somebody writes."""
+    """A clock at which the file was written long ago, unless `is_writing` is set."""
 
     is_writing = False
 

@@ -576,7 +576,7 @@ async def turns_in_one_part(size_bytes: int) -> int:
 
 
 async def turns_at_reads(kind: str, count: int) -> list[list[int]]:
-    """How many turns another task has had at each read of so many bodies that come at once."""
+    """How many turns another task has had at each read of `count` bodies that come at once."""
     turns = 0
 
     async def others() -> None:

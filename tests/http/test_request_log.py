@@ -248,7 +248,7 @@ def test_expected_answers_of_health_checks_are_not_logged(log: _Collector, state
 
 
 def test_unexpected_answers_of_health_checks_are_logged(log: _Collector) -> None:
-    """A wrong method is somebody's mistake."""
+    """A wrong method is a mistake of the operator."""
     _asked(_front(InnerApp()), lambda client: client.delete("/readyz"))
     assert [line["status"] for line in log.lines] == [405]
 

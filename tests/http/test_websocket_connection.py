@@ -71,7 +71,7 @@ def test_frames_that_nobody_reads_are_cut_off() -> None:
 
 
 def test_a_client_that_does_not_read_the_pongs_is_not_read_from() -> None:
-    """Each ping has an answer, which would be kept for ever."""
+    """Each ping has an answer, which would be kept until the connection ends."""
 
     async def scene(server: Listening) -> dict[str, int]:
         async with server.wire() as wire:

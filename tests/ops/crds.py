@@ -36,7 +36,7 @@ def problems(document: dict[str, Any]) -> list[str]:
 
 
 def problems_of_values(values: dict[str, Any], name: str) -> list[str]:
-    """What the values for a chart of somebody else have wrong; `name` is that of the schema."""
+    """What is wrong in the values for another project's chart; `name` is that of the schema."""
     return _problems(values, _read(SCHEMAS / name))
 
 

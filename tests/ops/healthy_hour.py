@@ -24,7 +24,7 @@ MINUTES = 60
 STARTED = 9
 """The minute in which the engine is loaded and the probe begins."""
 LEARNED = 11
-"""The minute in which the probe has failed for want of a reservation, and the engine starts anew
+"""The minute in which the probe has failed for want of a reservation, and the engine starts again
 with it: what the first start of a model that nobody has declared does."""
 STARTED_AGAIN = 18
 READY = 20

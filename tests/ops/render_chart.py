@@ -4,8 +4,8 @@ It runs in the environment of `make ops-tools`, which has Helm as a library (244
 nothing of the server. Standard input: {"chart": path, "cases": {name: values}, "releases": [name],
 "several nodes": name of a case, "upgrades": {name of a case: replicas}, "pods": {name: document}}.
 Standard output: for each case its documents and errors, those of the first case and of the one of
-several nodes for each release, those of an upgrade of what has so many replicas in the cluster, and
-what is wrong with each pod.
+several nodes for each release, those of an upgrade of what has this number of replicas in the
+cluster, and what is wrong with each pod.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def wrong(document: dict[str, Any], version: str) -> str:
 
 
 def upgraded(chart: Chart, values: dict[str, Any], replicas: int) -> dict[str, Any]:
-    """One case in a cluster that has its objects already, with so many replicas."""
+    """One case in a cluster that has its objects already, with this number of replicas."""
     with cluster(replicas) as url:
         server = {"name": "only", "cluster": {"server": url}}
         context = {"name": "only", "context": {"cluster": "only", "user": ""}}

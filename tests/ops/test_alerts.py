@@ -190,7 +190,7 @@ def hook() -> Iterator[Webhook]:
 
 @pytest.mark.tools
 def test_three_alerts_reach_a_webhook(well: Page, hook: Webhook, tmp_path: Path) -> None:
-    """What a server counts goes through Prometheus and Alertmanager to whoever is on duty."""
+    """What a server counts goes through Prometheus and Alertmanager to the person on duty."""
     tool("prometheus")
     watched = {"HoldfastWorkspaceRejected", "HoldfastWorkspaceGrew", "HoldfastRequestsLost"}
     with (

@@ -97,7 +97,7 @@ def test_an_alert_is_what_the_values_make_of_it(answer: Answer) -> None:
     ("case", "patience"), [("monitored", "30m"), ("own alerts", "7200s"), ("own patience", "45m")]
 )
 def test_a_start_that_may_be_long_is_no_alert(answer: Answer, case: str, patience: str) -> None:
-    """Whoever is not READY has the time of a start, unless the values say otherwise."""
+    """A server that is not READY has the time of a start, unless the values say otherwise."""
     rule = alerts(answer, case)["HoldfastNotReady"]
     assert rule["for"] == patience
     said = "30 minutes" if patience == "30m" else patience

@@ -362,7 +362,7 @@ def test_one_failure_leaves_a_replica_out_for_at_most_two_intervals(
 
 
 def _ask_until(made: Site, condition: Callable[[], object]) -> float:
-    """Ask one chat after the other, none of which fails; return how long one took at most."""
+    """Ask one chat after the other, and see that none fails; return how long one took at most."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     longest_seconds = 0.0
     while not condition():

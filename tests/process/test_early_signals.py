@@ -138,7 +138,7 @@ def test_a_hang_up_of_all_its_processes_leaves_its_helpers(tmp_path: Path) -> No
 
 
 def test_a_lost_resource_tracker_is_no_failure(tmp_path: Path) -> None:
-    """Somebody killed it, or the kernel for want of memory: the end is as clean as without."""
+    """A user killed it, or the kernel for want of memory: the end is as clean as without."""
     with running(tmp_path, *UNPROBED, command=STAND_IN) as server:
         server.until_ready()
         (tracker,) = (

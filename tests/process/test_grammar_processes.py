@@ -168,7 +168,7 @@ def test_the_limit_of_a_grammar_counts_while_it_is_read() -> None:
 
 
 def test_a_grammar_whose_process_was_killed_may_be_sent_again() -> None:
-    """The kernel did that, or somebody, for want of memory elsewhere: the grammar did not."""
+    """The kernel did that, or a user, for want of memory elsewhere: the grammar did not."""
 
     async def scene() -> None:
         async with pool() as asked:

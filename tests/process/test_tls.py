@@ -133,7 +133,7 @@ def test_a_renewed_certificate_has_the_same_ciphers(tmp_path: Path, authority: A
 
 
 def test_the_health_check_asks_by_tls(server: Server) -> None:
-    """Whoever signed the certificate: it names the public host, and the check asks this one."""
+    """It takes any certificate, because that names the public host and the check asks this one."""
     port = server.url.rpartition(":")[2]
     check = [sys.executable, "-m", "holdfast", "health", f"--port={port}", "--ssl-certfile=any"]
     wait_until(

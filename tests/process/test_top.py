@@ -148,7 +148,7 @@ def test_nobody_there_is_said_at_once() -> None:
 
 
 def test_a_terminal_outlasts_a_server_with_another_key(tmp_path: Path) -> None:
-    """Whoever looks on at a replacement would lose what was shown before it."""
+    """A person who watches a replacement would otherwise lose what was shown before it."""
     with reserved_port() as port, drawn([f"http://127.0.0.1:{port}"]) as terminal:
         with served(tmp_path, port):
             terminal.until_drawn("READY")

@@ -42,7 +42,7 @@ def test_the_examples_are_those_that_a_server_is_asked() -> None:
 
 
 def test_the_numbers_of_the_training_are_those_of_the_code() -> None:
-    """Whoever repeats it gets what the page says."""
+    """A reader who repeats it gets what the page says."""
     rows = {row[0]: row[1] for row in table(DEMO_MODEL, "## How it was trained")}
     course = Course()
     assert f"{course.steps:,} steps of {course.lessons_per_step} lessons" in rows["lessons"]

@@ -1,4 +1,4 @@
-"""What is read in the server, its dashboards and its alerts is plain English."""
+"""What is read in the code and in the alerts is plain English."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import pytest
 from english import docstrings, literals, slips
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (ROOT / "server" / "holdfast", ROOT / "dashboards")
+PACKAGES = (
+    ROOT / "server" / "holdfast",
+    *(ROOT / name for name in ("dashboards", "benchmarks", "gpu_check", "ops_tests", "scripts")),
+    ROOT / "soak",
+)
+"""Not `demo_training`: the record of the weights has the hash of its code, docstrings included."""
+TESTS = ROOT / "tests"
 DEPLOYED = sorted(
     path
     for path in (ROOT / "deploy").rglob("*")
@@ -24,10 +30,21 @@ def slips_of(source: str) -> list[str]:
     return [f"{line}: {slip}" for line, text in said for slip in slips(text)]
 
 
+def slips_of_docstrings(source: str) -> list[str]:
+    said = docstrings(ast.parse(source))
+    return [f"{line}: {slip}" for line, text in said for slip in slips(text)]
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: str(package.name))
 def test_what_the_code_says_reads_as_english(package: Path) -> None:
     """Docstrings, meanings of flags, metric helps, errors, remedies, log lines and panels."""
     found = {str(path): slips_of(path.read_text()) for path in package.rglob("*.py")}
+    assert {path: slips for path, slips in found.items() if slips} == {}
+
+
+def test_what_the_tests_say_of_themselves_reads_as_english() -> None:
+    """Only docstrings: their strings are also what clients and models send."""
+    found = {str(path): slips_of_docstrings(path.read_text()) for path in TESTS.rglob("*.py")}
     assert {path: slips for path, slips in found.items() if slips} == {}
 
 
@@ -44,6 +61,7 @@ def test_what_operators_edit_reads_as_english(path: Path) -> None:
         '"those folders are no packages"',
         '"nothing " "but for health"',
         '"a proof that is not worth to wait for"',
+        '"it has taken so long on the clock"',
         "f\"{wait:.0f} s, as {f'it is {kind}, and is no file'}\"",
     ],
 )

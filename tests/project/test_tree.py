@@ -204,7 +204,7 @@ def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
 
 
 def test_what_is_installed_has_to_have_its_hash() -> None:
-    """Whoever installs the lists tells pip to refuse what has none."""
+    """Each command that installs the lists tells pip to refuse what has none."""
     scripts = ("scripts/setup", "scripts/ops-tools", "scripts/browser-tools")
     for path in ("Dockerfile", *scripts):
         text = (ROOT / path).read_text().replace("\\\n", " ")

@@ -28,7 +28,7 @@ def test_the_gpu_check_fetches_what_the_extra_asks_for() -> None:
 
 
 def test_users_install_the_vllm_that_the_tests_run() -> None:
-    """The extra alone takes the newest supported one, of which only the interfaces were checked."""
+    """The extra alone takes the newest supported one, and only its interfaces were checked."""
     tested = ".".join(vllm_version().split(".")[:2])
     pages = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "gpu_check/lacks.py")
     lines = [line for page in pages for line in page.read_text().splitlines()]

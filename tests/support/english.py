@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 FOREIGN = re.compile(
     r"(?<!there )\b(?:is|are) no (?!longer|larger)|\bworth to\b|\bso (?:long|many|much) as\b"
-    r"|\b(?:for|in|only|has|lasts?|after) so long\b|\bbut for\b|\banew\b|\bmend(?:s|ed|ing)?\b"
+    r"|\b(?:for|in|only|has|lasts?|after|taken) so long\b|\banew\b|\bmend(?:s|ed|ing)?\b"
     r"|(?<!\beach )(?<!\ball )(?<!\bone )\bof which\b|\bsomebody\b|\bso many\b|\bbut where\b"
-    r"|\b(?:server|peer) (?:does not )?tells?\b|\bwho(?:m)?ever\b|\bfor ever\b"
+    r"|\b(?:server|peer) (?:does not )?tells?\b|\bwho(?:m)?ever\b|\bfor ever\b|\bbut for\b"
     r"|\b(?:is|are) answered \d{3}\b",
     re.IGNORECASE,
 )

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_more_files(*, at_once: int = 0) -> Iterator[None]:
-    """While entered, this process can open nothing, or so many files at once."""
+    """While entered, this process can open only `at_once` files, which may be none."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.open("/dev/null", os.O_RDONLY)
     os.close(free)

@@ -174,7 +174,7 @@ def litellm(directory: Path, urls: Sequence[str]) -> Iterator[Server]:
 def routers(directory: Path, pair: Replicas) -> Iterator[dict[str, Server]]:
     """Those of vllm-router by policy, and LiteLLM's proxy, once they and the replicas are ready.
 
-    `watched` is one more, with round robin, of which the replicas note what it asks.
+    `watched` is one more, with round robin; the replicas note what it asks.
     """
     wires = [member.wire.url for member in pair.members]
     urls = [server.url for server in pair.servers]

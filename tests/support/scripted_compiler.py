@@ -29,7 +29,7 @@ def just_forked() -> Any:
 
 
 def obey(grammar: Mapping[str, Any]) -> dict[str, Any]:
-    """Do as the grammar says: crash, sleep, spin, work, grow (by so many MiB) or refuse."""
+    """Do as the grammar says: crash, sleep, spin, work, grow (by a number of MiB) or refuse."""
     what, _, argument = str(grammar.get("regex", "")).partition(" ")
     match what:
         case "crash":

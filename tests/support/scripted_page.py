@@ -201,7 +201,7 @@ def a_rank(**differences: object) -> dict[str, Any]:
 
 
 def ranks_on(*nodes: str, each: int = 8) -> dict[str, Any]:
-    """The members of a document in which one engine has so many ranks on each of these nodes."""
+    """The members of a document in which one engine has `each` ranks on each of these nodes."""
     return {
         "nodes": {node: {"is_joined": True} for node in nodes},
         "ranks": {

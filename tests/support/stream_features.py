@@ -60,7 +60,7 @@ def feature_body(feature: str, *, is_chat: bool) -> dict[str, Any]:
 def asked_log_probs(count: int, *, is_chat: bool) -> dict[str, Any]:
     """Return what asks for the log-probs of the most likely tokens, each under a name of its own.
 
-    The text of a token is not one: all bytes of which no character can be made look the same.
+    The text of a token is not one: all bytes that make no character look the same.
     """
     asked = {"logprobs": True, "top_logprobs": count} if is_chat else {"logprobs": count}
     return {**asked, "return_tokens_as_token_ids": True}

@@ -58,7 +58,7 @@ class StubReplica:
     may_go_on: threading.Event = field(default_factory=threading.Event)
     """Set when a stream that has begun may end."""
     connections: int = 0
-    """How often somebody connected."""
+    """How often a client connected."""
 
     @property
     def chats(self) -> list[Asked]:
@@ -68,7 +68,7 @@ class StubReplica:
 
 @contextmanager
 def stub_replicas(count: int = 2) -> Iterator[list[StubReplica]]:
-    """So many that are ready, each on a port of its own."""
+    """Start this many that are ready, each on a port of its own."""
     with ExitStack() as stack:
         yield [stack.enter_context(_served(StubReplica())) for _ in range(count)]
 

@@ -44,7 +44,7 @@ class Outage:
     """How many good answers it had got when it sent the first one again; None if it has not."""
 
     def is_within(self, intervals: int) -> bool:
-        """Whether traffic left after so many bad answers and, if it is back, after good ones."""
+        """Whether traffic left, and came back if it did, within this many answers."""
         is_back_late = self.good_before_first is not None and self.good_before_first > intervals
         return self.bad_before_last < intervals and not is_back_late
 
@@ -65,7 +65,7 @@ class WireLog:
         return f"http://127.0.0.1:{self.port}"
 
     def outage(self, since: int) -> Outage | None:
-        """Describe the outage after so many requests; None before its first bad answer."""
+        """Describe the outage after the first `since` requests; None before a bad answer."""
         asked = self.asked[since:]
         answers = [(one, one.answered_at) for one in asked if one.path == self.health]
         checks = [(one.status == _OK, at) for one, at in answers if at is not None]

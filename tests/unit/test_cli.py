@@ -251,7 +251,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, content: str | bytes, named: st
 
 
 def test_what_vllm_reads_as_absent_may_have_no_value(tmp_path: Path) -> None:
-    """A flag of its own of which None is a value, and an address that is empty by default."""
+    """A flag that takes None as a value, and an address that is empty by default."""
     assert read("--config", config(tmp_path, "quantization:\nhost:\n")).listen.host == ""
 
 

@@ -19,7 +19,7 @@ LEAVING_SECONDS = 0.4
 QUEUED = 64
 """More than the engine takes at once."""
 SHARES = 3
-"""Over so many seeds in a row, each killer is sent."""
+"""Over this many seeds in a row, each killer is sent."""
 
 
 def poison(target: Target, ending: str) -> Mapping[str, Any]:

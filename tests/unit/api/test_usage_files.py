@@ -167,7 +167,7 @@ def test_days_that_could_not_be_written_are_kept(
 def test_a_damaged_file_is_set_aside_before_it_is_replaced(
     tmp_path: Path, clock: FakeClock
 ) -> None:
-    """So that somebody can read what this server could not."""
+    """A person can then read what this server could not."""
     path = usage_file(tmp_path, DAY)
     path.write_text(damaged := '{"key": "bob", "requests": 7\n')
     usage = KeyUsage(clock=clock)

@@ -279,7 +279,7 @@ def test_a_model_of_the_container_need_not_be_here(tmp_path: Path) -> None:
     [DRAIN_OF_A_SHELL, ["sh", "-c", "exec holdfast serve m --drain-timeout `cat x` 2>&1"]],
 )
 def test_a_value_that_is_not_known_is_no_failure(tmp_path: Path, command: list[str]) -> None:
-    """Whoever starts the container may give the right one."""
+    """The person who starts the container may give the right one."""
     assert failures(tmp_path, service(command=command)) == []
 
 

@@ -74,7 +74,7 @@ def test_restart_policies_are_read(tmp_path: Path, changes: dict[str, Any], word
 
 
 def test_a_variable_without_a_value_is_handed_on(tmp_path: Path) -> None:
-    """Whoever starts the container may set it."""
+    """The person who starts the container may set it."""
     document = service(environment={"VLLM_PLUGINS": None})
     assert only(tmp_path, document).unknown_variables == {"VLLM_PLUGINS"}
 

@@ -70,7 +70,7 @@ def test_metrics_without_a_key_to_ask_for() -> None:
     ],
 )
 def test_an_open_server(changes: dict[str, Any], severity: str) -> None:
-    """Without a key it is open to whoever reaches an address of the machine."""
+    """Without a key it is open to every client that reaches an address of the machine."""
     assert found(listening(**changes))["keys"].severity == severity
 
 

@@ -43,7 +43,7 @@ UNKNOWN = "CUDA initialization: CUDA unknown error - this may be due to an incor
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A machine of which the kernel shows a GPU."""
+    """A machine whose kernel shows a GPU."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").touch()
     return tmp_path

@@ -890,7 +890,7 @@ def test_stacks_of_processes_that_cannot_be_listed_are_no_error(tmp_path: Path) 
 
 
 def test_an_engine_whose_pause_is_cancelled_schedules_again(tmp_path: Path) -> None:
-    """It is paused before it replies; without this, requests wait in it for ever.
+    """It is paused before it replies; without this, requests wait in it without end.
 
     Not before it has replied, since engines of a data-parallel group would refuse.
     """

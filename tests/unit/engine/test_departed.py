@@ -40,7 +40,7 @@ def test_a_crowd_that_leaves_makes_no_death_the_servers_own() -> None:
 
 
 def test_a_crowd_that_leaves_hides_nothing_that_the_engine_hangs_in() -> None:
-    """What is in the running step is kept, whoever comes and goes after it."""
+    """What is in the running step is kept, whichever requests come and go after it."""
 
     async def scene(harness: ReplayHarness) -> None:
         harness.requests.in_step = lambda: ("bad#1",)

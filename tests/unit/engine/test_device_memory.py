@@ -1,4 +1,4 @@
-"""The next engine waits until the memory of the last is back, and not for ever."""
+"""The next engine waits until the memory of the last is back, for a limited time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENGINE_BYTES = 50000 * MIB
 
 
 class Readings:
-    """What the driver says, one reading after the other; the last for ever."""
+    """What the driver says, one reading after the other; the last is repeated."""
 
     def __init__(self, readings: Iterable[int | None]) -> None:
         self._readings = list(readings)
@@ -116,7 +116,7 @@ def test_a_driver_that_hangs_is_not_waited_for(
             await memory.until_returned()
 
     asyncio.run(start())
-    assert "has not told within" in caplog.text
+    assert "did not say within" in caplog.text
     assert (memory.baseline_bytes is None) is (hangs_at == 1)
     answers_after_all.set()
 

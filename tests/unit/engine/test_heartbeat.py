@@ -413,7 +413,7 @@ def test_a_call_that_is_refused_does_not_hide_a_pause_that_hangs() -> None:
 def test_an_engine_that_moves_its_weights_gets_time(
     calls: Sequence[Callable[[EngineProxy], Awaitable[Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It makes no step meanwhile, but it does not get the time for ever."""
+    """It makes no step meanwhile, but the time that it gets is limited."""
     assert not asyncio.run(_reason_during(Pausable(), Patient(hangs=False), calls))
     monkeypatch.setattr("holdfast.engine.proxy.SLEEP_DEADLINE_SECONDS", 0.0)
     assert asyncio.run(_reason_during(Pausable(), Patient(hangs=False), calls))

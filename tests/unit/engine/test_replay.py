@@ -957,7 +957,7 @@ def test_a_prompt_that_cannot_be_sent_again_is_work_like_any_other() -> None:
 
 
 def test_a_paused_engine_may_give_calls_up() -> None:
-    """Whoever paused it asked for that."""
+    """The operator who paused it asked for that."""
 
     async def scene(harness: ReplayHarness) -> None:
         harness.start()

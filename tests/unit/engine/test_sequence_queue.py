@@ -43,7 +43,7 @@ class Engine:
         *,
         prompt_tokens: int = 0,
     ) -> list[str]:
-        """A request of so many sequences; their names."""
+        """Send a request of this many sequences, and return their names."""
         context = context or RequestContext(key=key)
         names = []
         for _ in range(sequences):
@@ -394,7 +394,7 @@ TestLives = Lives.TestCase
 
 @pytest.mark.parametrize("running", [1, 2, 16, 256])
 def test_one_key_never_has_all_that_runs_at_once(running: int) -> None:
-    """While another has nothing there, but for an engine that runs one at a time."""
+    """One place is left for another key, except in an engine that runs one at a time."""
     capacity = Capacity(running, running + 2)
     taken = 0
     while capacity.has_room("a", {"a": taken} if taken else {}, taken=taken, keys=2):

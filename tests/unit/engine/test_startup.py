@@ -92,7 +92,7 @@ def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("title", ["VLLM::EngineCore", "VLLM::Worker_TP1"])
 def test_a_core_or_worker_that_is_gone_is_missed(title: str) -> None:
-    """vLLM may wait for its word for ever."""
+    """vLLM may wait for its word without end."""
     looks = iter(range(1000))
 
     def family(process: psutil.Process) -> frozenset[psutil.Process]:

@@ -183,7 +183,7 @@ def test_a_bounded_number_of_files_is_read(tmp_path: Path) -> None:
 
 
 def test_what_a_server_writes_at_most_is_read(tmp_path: Path) -> None:
-    """With the longest names; more than that is no file of a server."""
+    """With the longest names; a larger file was not written by a server."""
     digests = (hashlib.sha256(b"%d" % number).hexdigest() for number in range(MAX_SUSPICIONS))
     many = tuple(
         Suspicion(one, LONGEST_NAME, 2.0**31 + 0.1, is_quarantined=False) for one in digests

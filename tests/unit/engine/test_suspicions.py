@@ -35,7 +35,7 @@ def digest(text: object) -> str:
 
 
 def test_a_day_later_all_is_forgotten() -> None:
-    """A machine may have been mended, and a prompt is not evil for ever."""
+    """A machine may have been repaired, and a prompt does not stay suspect without end."""
     clock = FakeClock()
     known = Suspicions(clock=clock)
     known.quarantine(digest("a"), "")

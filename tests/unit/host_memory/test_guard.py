@@ -127,7 +127,7 @@ def test_the_default_marks_are_shares_up_to_what_any_host_needs(
 def test_marks_that_no_reading_can_be_above_are_not_those_of_a_limit(
     total_gib: int, *, is_given: bool
 ) -> None:
-    """Marks for a host would close a small container for ever."""
+    """Marks for a host would close a small container without end."""
     marks = marks_of(Bound(total_gib * GIB, 0), MARKS)
     assert (marks == MARKS) is is_given
     assert marks[0] < total_gib * GIB

@@ -73,7 +73,7 @@ def test_an_idle_connection_gives_its_file_to_a_new_one() -> None:
 
 
 def test_a_client_whose_machine_is_gone_is_found_out() -> None:
-    """The kernel asks after each that is silent, so that it keeps no place for ever."""
+    """The kernel asks after each that is silent, so that none keeps its place without end."""
 
     async def scene(server: Listening) -> list[int]:
         async with server.wire() as wire:

@@ -165,7 +165,7 @@ def test_a_port_that_one_of_ours_has_bound_is_in_use() -> None:
 
 @pytest.mark.parametrize("kind", ["socket", "file"])
 def test_an_existing_path_is_in_use_and_stays(tmp_path: Path, kind: str) -> None:
-    """It may be another server's, or somebody's file: it is not removed."""
+    """It may be another server's, or a file of a user: it is not removed."""
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as other:
         if kind == "socket":

@@ -93,7 +93,7 @@ def play(
 
 
 def test_a_generation_waits_for_the_nodes_and_says_so() -> None:
-    """It may take as long as somebody needs to switch a machine on. Then it waits no more."""
+    """It may take as long as a person needs to switch a machine on. Then it waits no more."""
 
     async def act(scene: Scene) -> None:
         waiting = asyncio.create_task(scene.until_complete())

@@ -376,7 +376,7 @@ def test_a_follower_that_ends_is_reported() -> None:
 
 
 def test_a_second_head_on_the_same_port_is_told_so() -> None:
-    """Both could bind it, since a port is in use only once somebody listens there."""
+    """Both could bind it, since a port is in use only once a process listens there."""
     with (
         bound_node_port("127.0.0.1", 0, key=KEY, context=None) as first,
         bound_node_port("127.0.0.1", first.sock.getsockname()[1], key=KEY, context=None) as second,

@@ -133,7 +133,7 @@ def test_the_root_is_what_no_lost_peer_explains(
 
 
 def test_there_is_no_root_without_a_death() -> None:
-    """Somebody has to have died."""
+    """At least one rank has to have died."""
     with pytest.raises(ValueError, match="nothing"):
         root_death(None, None)
 

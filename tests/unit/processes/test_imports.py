@@ -39,7 +39,7 @@ def test_an_import_that_fails_leaves_the_collector_on() -> None:
 
 
 def test_a_collector_that_was_off_stays_off() -> None:
-    """Somebody else has a reason for it."""
+    """Other code has a reason for it."""
     gc.disable()
     with uncollected():
         pass

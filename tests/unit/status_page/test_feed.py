@@ -271,7 +271,7 @@ def test_a_failure_reaches_the_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stream_ends_so_that_its_key_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a goodbye, however much changes; whoever comes back has missed nothing."""
+    """Without a goodbye, however much changes; a viewer that comes back has missed nothing."""
     monkeypatch.setattr(feeds, "MAX_STREAM_SECONDS", 0.05)
 
     async def scene(feed: Feed, counted: Counted) -> None:

@@ -16,7 +16,7 @@ DEADLINE_SECONDS = 60
 
 
 class Slow:
-    """A document of which a member can only be read once `may_go` is set."""
+    """A document with a member that can be read only once `may_go` is set."""
 
     def __init__(self) -> None:
         self.builds = 0

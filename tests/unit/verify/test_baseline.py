@@ -168,6 +168,6 @@ def test_another_shape_is_refused(path: Path, changed: dict[str, Any], why: str)
 def test_a_file_that_is_too_large_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Packed, and unpacked, of which no more is read than may be."""
+    """Packed, and also unpacked, because no more is read than the limit."""
     monkeypatch.setattr(module, name, 100)
     assert "more than 100 bytes" in refusal(path)

@@ -73,7 +73,7 @@ class Lingering(Completing):
 
     lingering_seconds = 0.4
     lingering_each = 1
-    """Of so many requests whose clients have left, one ends late."""
+    """Of this many requests whose clients have left, one ends late."""
     first_seconds = 0.0
     """Until a stream begins."""
     _abandoned = 0

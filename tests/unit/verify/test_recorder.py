@@ -54,7 +54,7 @@ def run(app: OpenAIDouble, directory: Path, *arguments: str) -> Run:
 
 
 def test_a_baseline_is_recorded_and_met(tmp_path: Path) -> None:
-    """By two runs, of which the second one has the checks that compare."""
+    """There are two runs; only the second has the checks that compare."""
     path = tmp_path / "baselines" / "double"
     first = run(ScoringDouble(), tmp_path, f"--record={path}")
     assert first.output.splitlines()[-1] == f"baseline: {path}"

@@ -197,7 +197,7 @@ def test_full_forces_two_hundred_calls_each_way() -> None:
 
 
 class Comparing(OpenAIDouble):
-    """Tells the warmer of two cities, both of which it has looked up in one turn."""
+    """Tells the warmer of two cities, after it has looked up both in one turn."""
 
     def _generate(self, body: Body, prompt: str) -> Generated:
         if '"celsius": -4' in prompt:

@@ -66,7 +66,7 @@ def test_one_sound_row_keeps_the_engine(stats: StatsWriter) -> None:
 
 
 def test_small_steps_are_lost_together(stats: StatsWriter) -> None:
-    """One request alone needs several tokens, and a sound one between them starts anew."""
+    """One request alone needs several tokens, and a sound one between them resets the count."""
     rows = NanRows(stats)
     for _ in range(LOST_ROWS - 1):
         rows.check(output(9))

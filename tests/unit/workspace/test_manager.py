@@ -273,7 +273,7 @@ class Pool:
     """A device's memory, where one buffer is in use after another."""
 
     def __init__(self, *, room: int) -> None:
-        """There is room for so many buffers at once."""
+        """Make a pool with room for this many buffers at once."""
         self._room = room
         self.buffers: list[weakref.ref[torch.Tensor]] = []
         self.alive_at_entry: list[int] = []

@@ -133,7 +133,7 @@ def test_weights_on_the_cpu_are_counted_once(writer: StatsWriter) -> None:
 def test_weights_that_vllm_packs_for_the_cpu_are_counted(
     ranks: int, writer: StatsWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It leaves an empty parameter in every linear layer, of which each rank may have a part."""
+    """It leaves an empty parameter in every linear layer, which each rank may have a part of."""
     for module in (linear, parameter):
         monkeypatch.setattr(module, "get_tensor_model_parallel_rank", lambda: 0)
         monkeypatch.setattr(module, "get_tensor_model_parallel_world_size", lambda: ranks)

@@ -36,7 +36,7 @@ from holdfast.processes.exits import signal_name
 from holdfast.request_context import current_request
 
 QUICK_CPU_SECONDS = 1.0
-"""A quick trial ends when it has taken so long on the clock and so much CPU time."""
+"""A quick trial ends when it has taken this long on the clock and this much CPU time."""
 QUICK_SECONDS = 10.0
 """It ends here even if it had less of a core: others wait for its slot."""
 QUICK_SLOTS = 2

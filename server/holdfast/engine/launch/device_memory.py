@@ -93,7 +93,7 @@ class DeviceMemory:
                 return await asyncio.wrap_future(answer)
         except TimeoutError:
             logger.warning(
-                "the driver has not told within %.0f s how much memory is in use",
+                "the driver did not say within %.0f s how much memory is in use",
                 READ_DEADLINE_SECONDS,
             )
             return None

@@ -9,10 +9,10 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
 from .compiler import refuse
-from .mending import MendedImport
+from .fixing import FixedImport
 
 # Triton imports its backends before the interpreter, which is made for the first kernel.
-sys.meta_path.insert(0, MendedImport())
+sys.meta_path.insert(0, FixedImport())
 
 
 class Driver(DriverBase):  # type: ignore[misc]  # Triton is untyped

@@ -1,4 +1,4 @@
-"""Mends Triton's interpreter as it is imported, so that no kernel ever runs without."""
+"""Fixes Triton's interpreter as it is imported, so that no kernel ever runs without the fixes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 _INTERPRETER = "triton.runtime.interpreter"
 
 
-class MendedImport(importlib.abc.MetaPathFinder):
-    """Finds the interpreter where it is, once, and mends what is imported."""
+class FixedImport(importlib.abc.MetaPathFinder):
+    """Finds the interpreter where it is, once, and fixes what is imported."""
 
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
         """That of the interpreter; every other module is left to others."""
@@ -27,9 +27,9 @@ class MendedImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            from . import mends
+            from . import fixes
 
-            mends.install()
+            fixes.install()
 
         loader.exec_module = exec_module
         return spec

@@ -13,7 +13,7 @@ from triton.runtime import interpreter
 
 
 def install() -> None:
-    """Mend the interpreter of this process."""
+    """Fix the interpreter of this process."""
     builder = interpreter.InterpreterBuilder
     builder.create_splat = _of_booleans_too(builder.create_splat)
     interpreter._patch_lang_core = _with_counters_that_cast(interpreter._patch_lang_core)
