@@ -9,7 +9,8 @@ A reader sees all of a write or nothing of it, wherever the writer was killed an
 
 To add a number that changes seldom: declare it in `records.RankReport`, or in `RankMemory` to show
 it in `/statusz` and in the answers of `/admin/workspace` too; change it with `StatsWriter.update`
-where it is counted; export it in `telemetry.metrics`; then run `make reference`.
+where it is counted; export it in `telemetry.metrics`; then run `make reference`. To show it on the
+status page as well, add it to `status_page.document`, which names each member that the page has.
 
 A number that every step changes belongs in `layout.StepCounts` and `records.RankStats` instead,
 with its place in `layout`'s format of a pulse: `StatsWriter` sets it when a step begins or ends,
