@@ -1,8 +1,8 @@
 """Is what a server answers right? `holdfast verify URL`, against any OpenAI-compatible server.
 
-Runs in a process of its own, on any machine that reaches the server. The front end itself compares
-with a baseline by `agreement` and `baseline`, and shows the verdict of a run with `records`;
-`holdfast doctor` reads answers by `answers`.
+Runs in a process of its own, on any machine that reaches the server, and so do `checks` and
+`report`. The front end itself compares with a baseline by `agreement` and `baseline`, and shows the
+verdict of a run with `records`; `holdfast doctor` reads answers by `answers`.
 
     command          the flags, the order, the exit code
     runner           runs the checks in order, and decides their statuses and the verdict

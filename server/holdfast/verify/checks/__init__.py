@@ -1,6 +1,7 @@
 """Every check, in the order in which they run: what is cheap and basic comes first.
 
-A group is one module here, with a tuple `CHECKS`, or a package with such modules.
+A group is one module here, with a tuple `CHECKS`, or a package with such modules. All of them run
+in the process of `verify`.
 """
 
 from __future__ import annotations
