@@ -170,14 +170,28 @@ def test_every_boolean_is_a_question() -> None:
     assert asked == set()
 
 
-def test_every_class_of_the_package_has_a_name_of_its_own() -> None:
+def type_name(node: ast.stmt) -> str:
+    """The public name of a class or of a closed set of values; empty for any other statement."""
+    match node:
+        case ast.ClassDef(name=name):
+            pass
+        case ast.Assign(
+            targets=[ast.Name(id=name)], value=ast.Subscript(value=ast.Name(id="Literal"))
+        ):
+            pass
+        case _:
+            return ""
+    return "" if name.startswith("_") else name
+
+
+def test_every_class_and_set_of_the_package_has_a_name_of_its_own() -> None:
     """A name that is read anywhere is one thing, except a protocol and what implements it."""
     modules = defaultdict(set)
     for path in MAP.parent.rglob("*.py"):
         module = ".".join(path.relative_to(MAP.parent).with_suffix("").parts)
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                modules[node.name].add(module)
+            if name := type_name(node):
+                modules[name].add(module)
     assert {name: found for name, found in modules.items() if len(found) > 1} == INTERFACES
 
 

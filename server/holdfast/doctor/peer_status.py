@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from holdfast.doctor.asking import PeerAnswer
+from holdfast.nodes.channel import Role
 from holdfast.nodes.messages import NodeFacts
 from holdfast.verify.answers import dig_or, printable
 
@@ -23,8 +24,6 @@ _FACTS = {one.name for one in fields(NodeFacts)} - {"model_digest"}
 _PACKAGES = {"holdfast": "holdfast_version", "vllm": "vllm_version", "torch": "torch_version"}
 _MAX_NODES = 64
 _MAX_BYTES = 1 << 50
-
-Role = Literal["head", "follower"]
 
 
 @dataclass(frozen=True, slots=True)

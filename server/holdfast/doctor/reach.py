@@ -44,7 +44,7 @@ _DISCOVERY = {
 """The numbers of IP_MTU_DISCOVER and IP_PMTUDISC_PROBE, which Python does not name: do not
 fragment, and do not believe what was learned of the path before."""
 
-Outcome = Literal["open", "closed", "silent", "unreachable"]
+ReachOutcome = Literal["open", "closed", "silent", "unreachable"]
 PacketAnswer = Literal["answered", "too_long", "lost", "unknown"]
 
 
@@ -69,7 +69,7 @@ class TcpProbe:
     """What came of one attempt to connect."""
 
     port: int
-    outcome: Outcome
+    outcome: ReachOutcome
     """`closed` if the peer refuses, `silent` if nothing answers, else `unreachable`."""
     detail: str = ""
     """What the kernel says, if the peer is unreachable."""

@@ -19,7 +19,7 @@ from holdfast.api.router import STREAM_PATH
 from holdfast.request_context import current_request
 from holdfast.status_page.feed import MAX_VIEWERS, MAX_VIEWERS_PER_KEY, Feed
 
-RETRY_AFTER_SECONDS = 30
+VIEWER_RETRY_SECONDS = 30
 
 _HEADERS = MappingProxyType(
     {
@@ -65,5 +65,5 @@ def _too_many() -> Response:
         f"{MAX_VIEWERS_PER_KEY} with this key.",
         kind="service_unavailable",
         status=503,
-        headers={"retry-after": str(RETRY_AFTER_SECONDS)},
+        headers={"retry-after": str(VIEWER_RETRY_SECONDS)},
     )

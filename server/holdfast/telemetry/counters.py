@@ -35,8 +35,8 @@ from holdfast.telemetry.metrics import BY_NAME, RANK_METRICS, Labels
 Label = TypeVar("Label", bound=str)
 RankCounts = Mapping[str, Mapping[Labels, float]]
 """The counters of one rank: the name of the metric, and its values by their labels."""
-ProbeResult = Literal["passed", "failed"]
-PROBE_RESULTS: tuple[ProbeResult, ...] = ("passed", "failed")
+ProbeRunResult = Literal["passed", "failed"]
+PROBE_RESULTS: tuple[ProbeRunResult, ...] = ("passed", "failed")
 
 WAIT_BOUNDS_SECONDS = (
     *(0.01, 0.04, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
@@ -156,7 +156,7 @@ class Totals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lives: dict[tuple[int, int], _Lives] = {}
-        self._probe_runs: dict[ProbeResult, int] = dict.fromkeys(PROBE_RESULTS, 0)
+        self._probe_runs: dict[ProbeRunResult, int] = dict.fromkeys(PROBE_RESULTS, 0)
         self._probed_growths: dict[tuple[int, int, int], int] = {}
         """How often each rank had grown after the lock when the last probe ended."""
 
@@ -192,7 +192,7 @@ class Totals:
             lives = sorted(self._lives.items())
         return {key: _each(add, life.earlier, life.newest) for key, life in lives}
 
-    def probe_runs(self) -> Mapping[ProbeResult, int]:
+    def probe_runs(self) -> Mapping[ProbeRunResult, int]:
         """Return how often the probe ended with each result."""
         with self._lock:
             return dict(self._probe_runs)

@@ -49,7 +49,7 @@ _NAME = "record"
 _SHOWN_CHARACTERS = 80
 
 
-class Outcome(StrEnum):
+class CallOutcome(StrEnum):
     """What came of one forced call."""
 
     VALID = "valid"
@@ -62,11 +62,11 @@ class Outcome(StrEnum):
 
 
 _WHOLE = (
-    Outcome.VALID,
-    Outcome.INVALID_JSON,
-    Outcome.UNKNOWN_NAME,
-    Outcome.SCHEMA_MISMATCH,
-    Outcome.NO_CALL,
+    CallOutcome.VALID,
+    CallOutcome.INVALID_JSON,
+    CallOutcome.UNKNOWN_NAME,
+    CallOutcome.SCHEMA_MISMATCH,
+    CallOutcome.NO_CALL,
 )
 """What is judged: the others are not calls that have ended."""
 
@@ -78,7 +78,7 @@ async def schemas(trial: Trial) -> None:
     known = cases(_FULL_CASES if trial.profile == "full" else _STANDARD_CASES)
     room = asyncio.Semaphore(_AT_ONCE)
 
-    async def judged(case: Case, *, is_streamed: bool) -> Outcome:
+    async def judged(case: Case, *, is_streamed: bool) -> CallOutcome:
         async with room:
             return await _judge(trial, case, is_streamed=is_streamed)
 
@@ -88,26 +88,26 @@ async def schemas(trial: Trial) -> None:
     _report(trial, outcomes)
 
 
-def _report(trial: Trial, outcomes: Counter[Outcome]) -> None:
+def _report(trial: Trial, outcomes: Counter[CallOutcome]) -> None:
     whole = sum(outcomes[one] for one in _WHOLE)
     if not whole:
         most = outcomes.most_common(1)[0][0]
         why = f"no forced call finished: {most}"
         # A model that ends no call is nobody's fault; a server that refuses them all is no better
         # than one that refuses half.
-        raise InconclusiveError(why) if most is Outcome.REFUSED else SkippedError(why)
+        raise InconclusiveError(why) if most is CallOutcome.REFUSED else SkippedError(why)
     trial.measure("calls", whole)
     limit = at_least(_MIN_VALID_PERCENT)
-    trial.measure("valid calls", 100 * outcomes[Outcome.VALID] / whole, "%", limit)
-    for error in (Outcome.INVALID_JSON, Outcome.UNKNOWN_NAME, Outcome.NO_CALL):
+    trial.measure("valid calls", 100 * outcomes[CallOutcome.VALID] / whole, "%", limit)
+    for error in (CallOutcome.INVALID_JSON, CallOutcome.UNKNOWN_NAME, CallOutcome.NO_CALL):
         trial.measure(error, outcomes[error], limit=equal_to(0))
-    for other in (Outcome.SCHEMA_MISMATCH, Outcome.CUT, Outcome.REFUSED):
+    for other in (CallOutcome.SCHEMA_MISMATCH, CallOutcome.CUT, CallOutcome.REFUSED):
         trial.measure(other, outcomes[other])
     if 2 * whole < outcomes.total():
         raise InconclusiveError(f"only {whole} of {outcomes.total()} forced calls came to an end")
 
 
-async def _judge(trial: Trial, case: Case, *, is_streamed: bool) -> Outcome:
+async def _judge(trial: Trial, case: Case, *, is_streamed: bool) -> CallOutcome:
     """Ask for one call, and note what is wrong with it."""
     body = _body(trial, case)
     answer: Answer | StreamedAnswer
@@ -120,14 +120,14 @@ async def _judge(trial: Trial, case: Case, *, is_streamed: bool) -> Outcome:
         if not 400 <= error.status < 500:
             raise
         trial.warn(f"{case.name}: {error}")  # it says what it cannot do, which is fair
-        return Outcome.REFUSED
+        return CallOutcome.REFUSED
     if is_cut(answer, body):
-        return Outcome.CUT
+        return CallOutcome.CUT
     turn = streamed_turn(answer) if isinstance(answer, StreamedAnswer) else whole_turn(answer)
     outcome, why = _outcome(turn, case)
-    if outcome is not Outcome.VALID:
+    if outcome is not CallOutcome.VALID:
         # Mismatches are judged by their share.
-        note = trial.warn if outcome is Outcome.SCHEMA_MISMATCH else trial.blame
+        note = trial.warn if outcome is CallOutcome.SCHEMA_MISMATCH else trial.blame
         note(f"{case.name}: {outcome}: {why}", answer)
     return outcome
 
@@ -144,22 +144,22 @@ def _body(trial: Trial, case: Case) -> Body:
     )
 
 
-def _outcome(turn: Turn, case: Case) -> tuple[Outcome, str]:
+def _outcome(turn: Turn, case: Case) -> tuple[CallOutcome, str]:
     if not turn.calls:
-        return Outcome.NO_CALL, "the answer has no call, though `tool_choice` demands one"
+        return CallOutcome.NO_CALL, "the answer has no call, though `tool_choice` demands one"
     for call in turn.calls:
         if call.name != _NAME:
-            return Outcome.UNKNOWN_NAME, f"it calls {call.name!r}"
+            return CallOutcome.UNKNOWN_NAME, f"it calls {call.name!r}"
         try:
             arguments = json.loads(call.arguments)
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
             said = beginning(call.arguments, _SHOWN_CHARACTERS)
-            return Outcome.INVALID_JSON, f"the arguments are {said!r}"
+            return CallOutcome.INVALID_JSON, f"the arguments are {said!r}"
         if refusal := _refusal(case, arguments):
-            return Outcome.SCHEMA_MISMATCH, refusal
-    return Outcome.VALID, ""
+            return CallOutcome.SCHEMA_MISMATCH, refusal
+    return CallOutcome.VALID, ""
 
 
 def _refusal(case: Case, arguments: Any) -> str:
