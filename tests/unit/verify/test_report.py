@@ -465,6 +465,18 @@ def test_the_command_is_let_in_by_a_server_that_wants_a_key(name: str) -> None:
     assert asyncio.run(statuses("another"))[1] == "401"
 
 
+@pytest.mark.parametrize("name", REPEATING)
+def test_a_fault_has_the_command_that_shows_it(name: str) -> None:
+    """It may be the fortieth request of the check; one of the first few is not told twice."""
+    late, odd = (Request("POST", "/v1/completions", {"prompt": it}) for it in ("late", "odd"))
+    faults = (*CHECKS[1].faults, Fault("it stops early", late), Fault("it says so"))
+    check = replace(CHECKS[1], faults=faults, warnings=(Fault("it is rude", odd),))
+    report = replace(REPORT, checks=(check,))
+    told = commands_of(name, report)
+    requests = (*check.requests, late, odd)
+    assert sorted(told) == sorted(wording.command(report, one) for one in requests)
+
+
 def test_a_command_has_the_key_that_its_path_takes() -> None:
     """The admin key below `/admin/`, as in the run; none if the run used none."""
     report = replace(REPORT, has_key=True, has_admin_key=True)

@@ -6,7 +6,7 @@ that passed and says so, one that could not be judged is an error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -44,11 +44,13 @@ def _add_case(suite: Element, check: CheckResult, report: Report) -> None:
     if element := _ELEMENTS.get(check.status):
         said = SubElement(case, element, message=printable(check.reason))
         commands = [wording.command(report, one) for one in check.requests]
-        said.text = "\n".join(map(printable, [*map(_line, check.faults), *commands]))
+        faults = _lines(report, check, check.faults)
+        said.text = "\n".join(map(printable, [*faults, *commands]))
     if check.warnings or check.numbers:
         numbers = [f"{one.name}: {wording.value(one)}" for one in check.numbers]
         out = SubElement(case, "system-out")
-        out.text = "\n".join(map(printable, [*map(_line, check.warnings), *numbers]))
+        warnings = _lines(report, check, check.warnings)
+        out.text = "\n".join(map(printable, [*warnings, *numbers]))
 
 
 def _counts(checks: Sequence[CheckResult]) -> dict[str, str]:
@@ -64,5 +66,9 @@ def _counts(checks: Sequence[CheckResult]) -> dict[str, str]:
     }
 
 
-def _line(fault: Fault) -> str:
-    return f"{fault.what}: {fault.answered}" if fault.answered else fault.what
+def _lines(report: Report, check: CheckResult, faults: Iterable[Fault]) -> Iterator[str]:
+    """What is wrong, and how to repeat it where the commands of the check do not."""
+    for fault in faults:
+        yield f"{fault.what}: {fault.answered}" if fault.answered else fault.what
+        if command := wording.own_command(report, check, fault):
+            yield command

@@ -62,7 +62,8 @@ def _details(report: Report, check: CheckResult) -> Iterator[str]:
         yield from _table(("number", "value", "limit"), rows)
     if is_amiss:
         yield ""
-        yield from (_point(fault) for fault in (*check.faults, *check.warnings))
+        for fault in (*check.faults, *check.warnings):
+            yield from _point(fault, wording.own_command(report, check, fault))
         if check.requests:
             yield ""
             yield "To repeat it:"
@@ -70,9 +71,11 @@ def _details(report: Report, check: CheckResult) -> Iterator[str]:
             yield from (f"    {wording.command(report, one)}" for one in check.requests)
 
 
-def _point(fault: Fault) -> str:
+def _point(fault: Fault, command: str) -> Iterator[str]:
     answered = f": {_text(fault.answered)}" if fault.answered else ""
-    return f"* {_text(fault.what)}{answered}"
+    yield f"* {_text(fault.what)}{answered}"
+    if command:
+        yield from ("", f"      {command}", "")
 
 
 def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:

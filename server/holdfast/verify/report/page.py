@@ -138,7 +138,10 @@ def _details(check: CheckResult, report: Report) -> Iterator[Element]:
         yield tag("p", *_prose(check.proves), class_="faint")
     if check.remedy:
         yield tag("p", "Remedy: ", tag("code", check.remedy))
-    faults = [_fault(one) for one in (*check.faults, *check.warnings)]
+    faults = [
+        _fault(one, wording.own_command(report, check, one))
+        for one in (*check.faults, *check.warnings)
+    ]
     if faults:
         yield tag("ul", *faults)
     if check.numbers:
@@ -146,9 +149,13 @@ def _details(check: CheckResult, report: Report) -> Iterator[Element]:
     for series in check.series:
         yield _scrolling("figure", tag("figcaption", series.name), charts.plot(series))
     if check.requests:
-        lines = [tag("code", wording.command(report, one)) for one in check.requests]
-        heading = tag("p", "To repeat it:", class_="faint")
-        yield tag("div", heading, _scrolling("div", *lines), class_="requests")
+        yield _commands(*(wording.command(report, one) for one in check.requests))
+
+
+def _commands(*commands: str) -> Element:
+    lines = [tag("code", one) for one in commands]
+    heading = tag("p", "To repeat it:", class_="faint")
+    return tag("div", heading, _scrolling("div", *lines), class_="requests")
 
 
 def _scrolling(name: str, /, *content: Element | str, **attributes: str) -> Element:
@@ -170,10 +177,12 @@ def _prose(text: str) -> Iterator[Element | str]:
             yield part if is_balanced or not index else f"`{part}"
 
 
-def _fault(fault: Fault) -> Element:
+def _fault(fault: Fault, command: str) -> Element:
     point = tag("li", *_prose(fault.what))
     if fault.answered:
         point.append(tag("code", fault.answered, class_="answered"))
+    if command:
+        point.append(_commands(command))
     return point
 
 

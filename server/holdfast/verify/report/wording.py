@@ -13,6 +13,7 @@ from holdfast.configuration_record import Configuration, ModelFile
 from holdfast.verify.records import (
     CheckResult,
     CheckStatus,
+    Fault,
     HoldfastFacts,
     Limit,
     Number,
@@ -95,6 +96,13 @@ def command(report: Report, request: Request) -> str:
     if len(line) > _MAX_COMMAND_CHARACTERS:
         return f"{line[:_MAX_COMMAND_CHARACTERS]} ... (report.json has all of it)"
     return line
+
+
+def own_command(report: Report, check: CheckResult, fault: Fault) -> str:
+    """The command that shows a fault; empty if there is none, or the check tells it anyway."""
+    if fault.request is None or fault.request in check.requests:
+        return ""
+    return command(report, fault.request)
 
 
 def model_files(files: Sequence[ModelFile]) -> str:
