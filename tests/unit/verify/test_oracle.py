@@ -23,7 +23,7 @@ from holdfast.verify.checks.oracle.dates import without_days
 from holdfast.verify.checks.oracle.permutation import mean_shift, p_value
 from holdfast.verify.checks.self_agreement import contexts
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, CheckStatus
+from holdfast.verify.records import CheckResult, CheckStatus, Source
 from openai_double import OpenAIDouble
 from scoring_double import ScoringDouble
 from scoring_faults import Peculiarity, SharedFault
@@ -62,6 +62,28 @@ def test_a_server_meets_its_own_baseline(trait: Peculiarity) -> None:
     """Also one that never gives the same log-prob twice."""
     made = compared(trait, baseline_of(trait))
     assert {name: (one.status, one.reason) for name, one in made.items() if one.reason} == {}
+
+
+@pytest.mark.parametrize(("share", "source"), [(3, "baseline"), (1 / 3, "A/A"), (0.01, "baseline")])
+def test_a_limit_names_the_noise_that_it_comes_from(share: float, source: Source) -> None:
+    """The server's own counts where it is greater, and only up to ten times the recorded one."""
+    whole = baseline_of("noise of 0.003 nat")
+    then = whole.noise
+    least = replace(
+        then,
+        median=share * then.median,
+        p999=share * then.p999,
+        divergence=share * then.divergence,
+    )
+    made = compared("noise of 0.003 nat", replace(whole, noise=least))
+    judged = [*made["oracle.scores"].numbers, *made["oracle.answers"].numbers]
+    limited = {
+        one.name: one.limit.source
+        for one in judged
+        if one.limit and one.unit == "nat" and "long contexts" not in one.name
+    }
+    assert len(limited) >= 3
+    assert limited == dict.fromkeys(limited, source)
 
 
 def test_every_shared_fault_is_planted() -> None:

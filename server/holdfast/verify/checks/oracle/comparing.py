@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 from holdfast.verify.agreement import (
     NoiseFloor,
     Scores,
@@ -19,7 +22,7 @@ from holdfast.verify.checks.oracle.recording import prompt_of, rounds_of
 from holdfast.verify.checks.self_agreement.judging import judge, malformed_blamed, noise
 from holdfast.verify.checks.self_agreement.sequences import longest_tokens
 from holdfast.verify.options import Options
-from holdfast.verify.records import at_least, at_most, equal_to
+from holdfast.verify.records import Source, at_least, at_most, equal_to
 from holdfast.verify.scoring import decoded, next_top, scored
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 
@@ -28,6 +31,24 @@ _MAX_GROWTH = 10
 _SHOWN_CHARACTERS = 40
 _MOST_CONTEXT_TOKENS = 8192
 """The longest prompt that is asked again outside `full`, which also records longer ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class FloorOfTwo:
+    """The noise of the noisier of two servers, and what the baseline alone says that it may be."""
+
+    floor: NoiseFloor
+    least: NoiseFloor
+    most: NoiseFloor
+
+    def source_of(self, limit: Callable[[NoiseFloor], float]) -> Source:
+        """Where a limit comes from: the server's own noise has no part in the least or the most."""
+        is_own = limit(self.least) < limit(self.floor) < limit(self.most)
+        return "A/A" if is_own else "baseline"
+
+    def or_noisier(self, other: NoiseFloor) -> FloorOfTwo:
+        """The same where there is also another recorded noise."""
+        return FloorOfTwo(*(noisier(one, other) for one in (self.floor, self.least, self.most)))
 
 
 async def prompts(trial: Trial) -> None:
@@ -52,21 +73,22 @@ async def prompts(trial: Trial) -> None:
 
 async def scores(trial: Trial) -> None:
     """Score the sequences of the baseline again, token by token on the same context."""
-    floor = await _floor(trial)
+    within = await _floor(trial)
     pairs = []
     for one in _sequences(trial):
         with malformed_blamed(trial):
             now = await scored(trial, [*one.prompt_ids, *one.answer_ids])
         pairs.append((now, _scores(one)))
-    judge(trial, "teacher-forced", pairs, floor.as_reordered)
+    _judge(trial, "teacher-forced", pairs, within)
     found = pooled([compare(then, now) for now, then in pairs])
     # Where differences are small, the divergence grows with their square.
-    divergence = at_most(NOISE_FACTOR**2 * floor.divergence, "A/A")
+    source = within.source_of(lambda noise: noise.divergence)
+    divergence = at_most(NOISE_FACTOR**2 * within.floor.divergence, source)
     trial.measure("teacher-forced: mean divergence", found.divergence, "nat", divergence)
     percentile = quantile(sorted(found.differences), 0.99)
     trial.measure("teacher-forced: 99 % of the differences", percentile, "nat")
     trial.measure("positions", len(found.by_position))
-    await _compare_contexts(trial, floor)
+    await _compare_contexts(trial, within)
 
 
 async def answers(trial: Trial) -> None:
@@ -74,7 +96,8 @@ async def answers(trial: Trial) -> None:
 
     Each fork is named, with the lead that the baseline's first choice has over the token that came.
     """
-    limits = (await _floor(trial)).as_reordered
+    within = await _floor(trial)
+    most = at_most(2 * within.floor.as_reordered.greatest, within.source_of(_greatest))
     forks = 0
     for number, one in enumerate(_sequences(trial)):
         with malformed_blamed(trial):
@@ -86,7 +109,7 @@ async def answers(trial: Trial) -> None:
             top = dict(one.tops[len(one.prompt_ids) + fork - 1])
             lead = lead_over(top, made.token_ids[fork])
             name = f"answer {number} forks at token {fork}, where the lead was"
-            trial.measure(name, lead, "nat", at_most(2 * limits.greatest, "A/A"))
+            trial.measure(name, lead, "nat", most)
     trial.measure("forks", forks)
 
 
@@ -95,7 +118,7 @@ async def first_tokens(trial: Trial) -> None:
     recorded = _baseline(trial).first_tokens
     if not recorded:
         raise SkippedError("the baseline has no first tokens")
-    limits = (await _floor(trial)).as_reordered
+    limits = (await _floor(trial)).floor.as_reordered
     with malformed_blamed(trial):
         now = await rounds_of(trial, [one.prompt_ids for one in recorded])
     rounds = min(len(one.samples) for one in recorded)
@@ -107,7 +130,7 @@ async def first_tokens(trial: Trial) -> None:
     trial.measure("first tokens", len(recorded))
 
 
-async def _compare_contexts(trial: Trial, floor: NoiseFloor) -> None:
+async def _compare_contexts(trial: Trial, within: FloorOfTwo) -> None:
     """Compare what follows long prompts, which no sequence reaches."""
     baseline, most = _baseline(trial), longest_tokens(trial)
     if trial.profile != "full":
@@ -122,10 +145,23 @@ async def _compare_contexts(trial: Trial, floor: NoiseFloor) -> None:
         now = {len(one.prompt_ids): await next_top(trial, one.prompt_ids) for one in found}
     then = {len(one.prompt_ids): dict(one.top) for one in found}
     recorded = baseline.contexts_noise
-    long = noisier(
-        floor, NoiseFloor(recorded.median, recorded.p999, recorded.divergence, len(found))
-    )
-    judge(trial, "behind long contexts", [(now, then)], long.as_reordered)
+    long = NoiseFloor(recorded.median, recorded.p999, recorded.divergence, len(found))
+    _judge(trial, "behind long contexts", [(now, then)], within.or_noisier(long))
+
+
+def _judge(
+    trial: Trial, name: str, pairs: Sequence[tuple[Scores, Scores]], within: FloorOfTwo
+) -> None:
+    sources = within.source_of(_median), within.source_of(_greatest)
+    judge(trial, name, pairs, within.floor.as_reordered, sources)
+
+
+def _median(noise: NoiseFloor) -> float:
+    return noise.as_reordered.median
+
+
+def _greatest(noise: NoiseFloor) -> float:
+    return noise.as_reordered.greatest
 
 
 def _baseline(trial: Trial) -> Baseline:
@@ -149,23 +185,27 @@ def _scores(one: RecordedSequence) -> Scores:
     return {at: dict(top) for at, top in enumerate(one.tops, start=1)}
 
 
-async def _floor(trial: Trial) -> NoiseFloor:
+async def _floor(trial: Trial) -> FloorOfTwo:
     """The noise of the noisier of both servers.
 
     What is wrong with a server may make it noisy, too. So its own noise counts only up to ten times
     what was recorded.
     """
     then, now = _baseline(trial).noise, (await noise(trial)).reordered
-    return NoiseFloor(
-        median=_noisier(then.median, now.median),
-        p999=_noisier(then.p999, now.p999),
-        divergence=_noisier(then.divergence, now.divergence),
+    least = NoiseFloor(then.median, then.p999, then.divergence, now.samples)
+    most = NoiseFloor(
+        _MAX_GROWTH * then.median,
+        _MAX_GROWTH * then.p999,
+        _MAX_GROWTH * then.divergence,
+        now.samples,
+    )
+    floor = NoiseFloor(
+        median=max(least.median, min(now.median, most.median)),
+        p999=max(least.p999, min(now.p999, most.p999)),
+        divergence=max(least.divergence, min(now.divergence, most.divergence)),
         samples=now.samples,
     )
-
-
-def _noisier(then: float, now: float) -> float:
-    return max(then, min(now, _MAX_GROWTH * then))
+    return FloorOfTwo(floor, least, most)
 
 
 def _is_asked_for(options: Options) -> bool:

@@ -36,7 +36,7 @@ from holdfast.verify.checks.self_agreement.sequences import (
     MOST_SCORED_TOKENS,
     sequences,
 )
-from holdfast.verify.records import at_most, equal_to
+from holdfast.verify.records import Source, at_most, equal_to
 from holdfast.verify.scoring import Decoded, decoded, next_top, scored
 from holdfast.verify.trial import InconclusiveError, Trial, UnexpectedStatusError
 from holdfast.verify.waiting import together
@@ -114,12 +114,19 @@ def malformed_blamed(trial: Trial) -> Iterator[None]:
 
 
 def judge(
-    trial: Trial, name: str, pairs: Sequence[tuple[Scores, Scores]], limits: DifferenceLimits
+    trial: Trial,
+    name: str,
+    pairs: Sequence[tuple[Scores, Scores]],
+    limits: DifferenceLimits,
+    sources: tuple[Source, Source] = ("A/A", "A/A"),
 ) -> None:
-    """Compare what a path says with its reference, and note the numbers with their limits."""
+    """Compare what a path says with its reference, and note the numbers with their limits.
+
+    `sources` are those of the median's limit and of the greatest difference's.
+    """
     found = pooled([compare(*pair) for pair in pairs])
-    greatest = at_most(limits.greatest, "A/A")
-    median = at_most(limits.median, "A/A")
+    median = at_most(limits.median, sources[0])
+    greatest = at_most(limits.greatest, sources[1])
     trial.measure(f"{name}: median difference", found.median, "nat", median)
     trial.measure(f"{name}: greatest difference", found.greatest, "nat", greatest)
     others = sum(len(other_choices(*pair, limits)) for pair in pairs)
