@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -13,10 +14,10 @@ from holdfast.verify import packages
 from holdfast.verify.baseline import Baseline
 from holdfast.verify.checks import ALL, oracle
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckStatus
+from holdfast.verify.records import CheckResult, CheckStatus
 from scoring_faults import Peculiarity
 from toy_scorer import LONG_TOKENS, MAX_TOKENS
-from verified import not_passed, recorded, results
+from verified import SCHEMAS, not_passed, recorded, results
 from whole_double import WholeDouble
 
 pytestmark = pytest.mark.skipif(
@@ -89,23 +90,40 @@ def baseline_of(max_tokens: int) -> Baseline:
     return recorded(WholeDouble(max_tokens=max_tokens))
 
 
-def judged(fault: PlantedFault) -> dict[str, CheckStatus]:
-    """What does not pass of all checks of `quick`, those that compare with a baseline included."""
+@cache
+def made_for(fault: PlantedFault) -> dict[str, CheckResult]:
+    """What comes of all checks of `quick`, those that compare with a baseline included."""
     options = Options(baseline_of(fault.max_tokens))
     checks = [one for one in ALL if "quick" in one.profiles and oracle.is_asked_for(one, options)]
     app = WholeDouble(fault.defect, fault.peculiarity, fault.max_tokens)
-    return not_passed(results(app, checks, "quick", options))
+    return results(app, checks, "quick", options)
+
+
+def exempt_in_the_guide() -> set[str]:
+    """The checks of which the guide says that their reports have no request to repeat."""
+    text = (SCHEMAS.parent / "verifying.md").read_text()
+    begin = text.index("These checks have no request")
+    return set(re.findall(r"`([a-z]+\.[a-z_]+)`", text[begin : text.index("\n\n", begin)]))
 
 
 @pytest.mark.parametrize("max_tokens", [MAX_TOKENS, LONG_TOKENS])
 def test_a_server_that_is_well_passes_every_check(max_tokens: int) -> None:
     """Only what no flag asks for is skipped."""
-    assert judged(PlantedFault("", max_tokens=max_tokens)) == NOT_ASKED_FOR
+    assert not_passed(made_for(PlantedFault("", max_tokens=max_tokens))) == NOT_ASKED_FOR
+
+
+def test_every_check_can_be_repeated() -> None:
+    """By a request in the report; the guide names those that have none."""
+    made = made_for(PlantedFault("", max_tokens=MAX_TOKENS))
+    without = {name for name, one in made.items() if not one.requests}
+    assert without - NOT_ASKED_FOR.keys() == {"survive.unharmed", "tools.probe"}
+    assert without <= exempt_in_the_guide()
+    assert exempt_in_the_guide() <= {one.full_name for one in ALL}
 
 
 @pytest.mark.parametrize("fault", PLANTED.values(), ids=PLANTED)
 def test_a_planted_fault_is_found_by_its_check_and_by_no_accident(fault: PlantedFault) -> None:
     """Every check of the profile runs, and those that fail are the ones that are named."""
-    made = judged(fault)
+    made = not_passed(made_for(fault))
     failed = {name for name, status in made.items() if status is CheckStatus.FAILED}
     assert failed == {fault.found_by} | fault.follow
