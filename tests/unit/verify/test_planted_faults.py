@@ -144,7 +144,7 @@ def made_for(fault: PlantedFault) -> dict[str, CheckResult]:
 
 
 def exempt_in_the_guide() -> set[str]:
-    """The checks of which the guide says that their reports have no request to repeat."""
+    """The checks whose reports have no request to repeat, as the guide says."""
     text = (SCHEMAS.parent / "verifying.md").read_text()
     begin = text.index("These checks have no request")
     return set(re.findall(r"`([a-z]+\.[a-z_]+)`", text[begin : text.index("\n\n", begin)]))
