@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.errors import UsageError
 from holdfast.labels import BaselineCheck
@@ -39,7 +39,10 @@ class CanaryAnswer:
 
 
 class BaselineWatch:
-    """A baseline, and how the last comparisons with it ended. Any thread may read those."""
+    """A baseline, and how comparisons with it ended. Any thread may read those.
+
+    A canary that differs is remembered for as long as its engine runs: a fault may come and go.
+    """
 
     def __init__(self, baseline: Baseline, clock: Callable[[], float] = time.monotonic) -> None:
         """Take a baseline.
@@ -72,11 +75,13 @@ class BaselineWatch:
         agrees = worst_nats <= self.limit_nats and stray_token is None
         found = BaselineComparison(agrees, worst_nats, self._clock(), stray_token)
         with self._lock:
-            self._last[check] = found
+            last = self._last.get(check)
+            has_differed = check == "canary" and last is not None and not last.agrees
+            self._last[check] = replace(found, agrees=found.agrees and not has_differed)
         return found
 
     def forget_canary(self) -> None:
-        """Forget how the last canary compared: its engine is replaced."""
+        """Forget how the canaries compared: their engine is replaced."""
         with self._lock:
             self._last.pop("canary", None)
 
@@ -97,7 +102,10 @@ class BaselineWatch:
         return token if lead_over(recorded, token) > 2 * self.limit_nats else None
 
     def last(self) -> Mapping[BaselineCheck, BaselineComparison]:
-        """Return the last comparison of each check that has run."""
+        """Return the last comparison of each check that has run.
+
+        That of the canary agrees if all canaries of the engine did.
+        """
         with self._lock:
             return dict(self._last)
 

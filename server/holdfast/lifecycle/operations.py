@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from holdfast.engine.interface import Engine
@@ -156,7 +157,8 @@ class OperationRunner:
     async def _probe(self, command: ProbeCommand) -> ProbeResult:
         if (recent := self._recent_proof(command)) is not None:
             return recent
-        async with self._idle_engine(str(command)):
+        # What the last engine left behind waits for the end of the proof, and loses nothing.
+        async with self._idle_engine(str(command), has_left_behind=False):
             self._state_machine.enter(State.PROBING, f"running {command}, as requested")
             report = await self._prove(command.suite)
         return ProbeResult(report, 0.0)
@@ -200,7 +202,9 @@ class OperationRunner:
     # What the commands share
 
     @asynccontextmanager
-    async def _idle_engine(self, what: str, *, is_abrupt: bool = False) -> AsyncIterator[None]:
+    async def _idle_engine(
+        self, what: str, *, is_abrupt: bool = False, has_left_behind: bool = True
+    ) -> AsyncIterator[None]:
         """While entered, the engine works on no request of a client, and new ones wait.
 
         Raises:
@@ -208,7 +212,8 @@ class OperationRunner:
                 shut down or the engine was paused meanwhile; they continue.
         """
         self._requests.hold()
-        unfinished = self._requests.presence.unfinished
+        presence = self._requests.presence
+        unfinished = partial(presence.unfinished, has_left_behind=has_left_behind)
         try:
             if not is_abrupt:
                 await self._until(lambda: not (self._is_ready and unfinished()))

@@ -206,8 +206,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "baseline_agreement",
         "gauge",
-        "Whether the last comparison with the baseline, in the probe or by a canary, agreed (1) or "
-        "not (0).",
+        "Whether the last comparison with the baseline in the probe, or each one by a canary since "
+        "the engine started, agreed (1) or not (0).",
         ("check",),
     ),
     Metric(

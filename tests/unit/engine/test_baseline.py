@@ -60,13 +60,21 @@ def test_the_last_comparison_of_each_check_is_kept() -> None:
     """The one of a canary does not hide that of the probe."""
     compared = watch()
     assert compared.last() == {}
-    compared.judge("canary", 1.0)
+    compared.judge("canary", 0.0)
     compared.judge("probe", 1.0)
     compared.judge("canary", 0.0)
     assert compared.last() == {
         "probe": BaselineComparison(False, 1.0, 12.0),
         "canary": BaselineComparison(True, 0.0, 12.0),
     }
+
+
+def test_one_canary_that_differs_is_not_forgotten() -> None:
+    """A fault may come and go, and the next canary comes sooner than an alert fires."""
+    compared = watch()
+    assert not compared.judge("canary", 1.0).agrees
+    assert compared.judge("canary", 0.0).agrees
+    assert compared.last() == {"canary": BaselineComparison(False, 0.0, 12.0)}
 
 
 def test_the_next_engine_has_had_no_canary() -> None:

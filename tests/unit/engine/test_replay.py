@@ -767,6 +767,7 @@ def test_a_stream_that_the_last_engine_left_is_unfinished_unless_it_cannot_go_on
         presence.unsent = lambda names, _: frozenset(names)
         left = [request.request_id for request in presence.unfinished()]
         assert left == (["a"] if is_continuable and not was_finished else [])
+        assert not presence.unfinished(has_left_behind=False)
         await cast("AsyncGenerator[Output, None]", stream).aclose()
 
     run_scene(scene)

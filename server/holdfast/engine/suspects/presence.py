@@ -56,11 +56,12 @@ class Presence:
         for request in self._finished():
             request.is_finished = True
 
-    def unfinished(self) -> list[EngineRequest]:
+    def unfinished(self, *, has_left_behind: bool = True) -> list[EngineRequest]:
         """Return the requests that the engine is at work on, or is about to get.
 
         A caller that reads slowly keeps its request when the engine is done with it. One that the
-        last engine left behind goes on at this one once its caller notices.
+        last engine left behind goes on at this one once its caller notices; without
+        `has_left_behind`, those are left out.
         """
         finished = self._finished()
         return [
@@ -69,7 +70,10 @@ class Presence:
             if request.is_in_engine
             and not request.is_finished
             and request not in finished
-            and (request.generation == self._generation or request.outlives_engine)
+            and (
+                request.generation == self._generation
+                or (has_left_behind and request.outlives_engine)
+            )
         ]
 
     def _finished(self) -> set[EngineRequest]:
