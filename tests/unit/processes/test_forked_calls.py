@@ -36,6 +36,20 @@ if __name__ == "__main__":
 """
 
 
+def run(directory: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of this file in a directory that it is told, and that it may import from."""
+    program = directory / "program.py"
+    program.write_text(source)
+    return subprocess.run(
+        [sys.executable, str(program), str(directory), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=directory,
+    )
+
+
 @pytest.mark.parametrize(
     ("target", "answer", "left"),
     [
@@ -48,15 +62,7 @@ if __name__ == "__main__":
 )
 def test_only_an_answer_in_time_counts(tmp_path: Path, target: str, answer: str, left: str) -> None:
     """Whatever became of the process, only the fork server is left afterwards, if there is one."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path), target],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run(tmp_path, PROGRAM, target)
     assert done.stdout.split() == [answer, left], done.stderr
 
 
@@ -100,15 +106,6 @@ def test_nothing_is_started_once_the_server_ends(
         f"from pathlib import Path\nimport time\nPath({str(tmp_path / 'begun')!r}).touch()\n"
         "time.sleep(600)\n"
     )
-    program = tmp_path / "program.py"
-    program.write_text(LEAVING)
-    done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path), *preloaded],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=tmp_path,
-    )
+    done = run(tmp_path, LEAVING, *preloaded)
     assert done.stdout.split() == ["EngineStartError", "0"], done.stderr
     assert "spawned" not in done.stderr
