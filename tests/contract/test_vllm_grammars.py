@@ -50,6 +50,7 @@ from holdfast.processes import forkserver, tree
 from holdfast.request_context import REQUEST, RequestContext
 from hostile import grammars as hostile_grammars
 from hostile.target import Target
+from owned_processes import owned_processes
 from scripted_capacity import ScriptedCapacity
 
 # vLLM gives xgrammar an argument that it does not need any more.
@@ -89,7 +90,7 @@ def compiler(config: Any) -> Compiler:
 def _server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A fork server that has imported nothing."""
     monkeypatch.setattr(forkserver, "PRELOADED", ())
-    with tree.owned(tmp_path, {}):
+    with owned_processes(tmp_path):
         yield
 
 

@@ -30,6 +30,7 @@ from holdfast.records import Death
 from holdfast.verify.agreement import first_choice
 from holdfast.worker.ipc_names import name_prefix
 from holdfast.workspace.plan import WorkspaceSpec
+from owned_processes import owned_processes
 from servers import NOT_COMPILED, SMALL, title_of, wait_until
 from untrained import untrained_demo
 
@@ -143,7 +144,7 @@ def lab(models: Path) -> Iterator[Lab]:
     with (
         environment.overridden(NOT_COMPILED),
         TemporaryDirectory(prefix="held-") as directory,  # pytest's own is too long for sockets
-        tree.owned(Path(directory), {}),
+        owned_processes(Path(directory)),
     ):
         lab = Lab(Path(directory), model)
         try:

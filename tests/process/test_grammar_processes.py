@@ -21,6 +21,7 @@ from holdfast.engine.grammars.pool import Pool, TrialReply
 from holdfast.errors import NotReadyError
 from holdfast.processes import exits, forkserver, tree
 from holdfast.request_context import REQUEST, RequestContext
+from owned_processes import owned_processes
 from servers import wait_until
 
 DEADLINE_SECONDS = 60.0
@@ -34,7 +35,7 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A fork server that has imported nothing."""
     before = forkserver.PRELOADED
     forkserver.PRELOADED = ()
-    with tree.owned(tmp_path_factory.mktemp("server"), {}):
+    with owned_processes(tmp_path_factory.mktemp("server")):
         yield
     forkserver.PRELOADED = before
 
