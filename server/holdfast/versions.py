@@ -10,6 +10,9 @@ SUPPORTED_VLLM = ((0, 32), (0, 33))
 INSTALL_VLLM = "pip install 'vllm=={}.{}.*'".format(*SUPPORTED_VLLM[0])
 """A remedy that does not name Holdfast: in package indexes, that is another project."""
 
+NOT_INSTALLED = "not installed"
+"""What `installed_version` returns for a distribution that is missing."""
+
 
 def installed_version(*distributions: str) -> str:
     """Return the version of the first of `distributions` that is installed."""
@@ -18,7 +21,7 @@ def installed_version(*distributions: str) -> str:
             return version(name)
         except PackageNotFoundError:
             continue
-    return "not installed"
+    return NOT_INSTALLED
 
 
 def vllm_version() -> str:

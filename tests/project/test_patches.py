@@ -6,12 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
 from holdfast.patches import PATCHES
-from holdfast.patches.patch import Patch
+from holdfast.patches.patch import Patch, owner_of
 from replacements import Change, changes_in
 
 SERVER = Path(__file__).parents[2] / "server"
@@ -249,8 +250,17 @@ def test_no_patch_is_listed_twice() -> None:
 def test_each_patch_says_why_since_when_and_where(patch: Patch) -> None:
     """It has a reason, versions, and the address of an issue or none."""
     assert patch.reason
-    assert re.fullmatch(r"(vLLM 0\.32, 0\.33|CPython 3\.11 to 3\.13)( with .+)?", patch.seen_in)
+    seen = r"(vLLM 0\.32, 0\.33|Python 3\.11 to 3\.13|[\w-]+ \d+(\.\d+)+)"
+    assert re.fullmatch(rf"{seen}( with {seen})*", patch.seen_in)
     assert re.fullmatch(r"(https://github\.com/[\w-]+/[\w-]+/issues/\d+)?", patch.upstream)
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.by)
+def test_each_patch_says_which_version_of_each_owner_it_was_seen_in(patch: Patch) -> None:
+    """The remedy for a site that is missing is that version."""
+    seen = {one.partition(" ")[0] for one in patch.seen_in.split(" with ")}
+    assert {owner_of(site) for site in patch.sites} <= seen
+    assert all(name in {"vLLM", "Python"} or distribution(name).name == name for name in seen)
 
 
 def test_what_gains_speed_says_how_much() -> None:

@@ -92,6 +92,7 @@ PATCHES: tuple[Patch, ...] = (
         ("starlette.routing:Router.routes",),
         "a chat is compared with 10 routes of ours and 34 of vLLM's, for 34 us of its 2 ms",
         is_guarantee=False,
+        seen_in="starlette 1.10.0",
     ),
     Patch(
         "api.openapi.publish",
@@ -99,6 +100,7 @@ PATCHES: tuple[Patch, ...] = (
         ("fastapi.applications:FastAPI.openapi_url", "starlette.routing:Router.routes"),
         "vLLM's route to the document of the API blocks the event loop for 1 s",
         is_guarantee=False,
+        seen_in="fastapi 0.136.3 with starlette 1.10.0",
     ),
     # What keeps the front end alive and fair
     Patch(
@@ -216,6 +218,7 @@ PATCHES: tuple[Patch, ...] = (
         ),
         "a value of a wrong type in a body is a 500",
         upstream=f"{_ISSUE}35438",
+        seen_in="starlette 1.10.0",
     ),
     Patch(
         "patches.request_bodies.stop_at_first_error",
@@ -228,6 +231,7 @@ PATCHES: tuple[Patch, ...] = (
         "200 KB of invalid messages block the event loop for 10 s and take a gigabyte; 200,000 "
         "entries of `vllm_xargs`, 8 s and 1.2 GB",
         upstream=f"{_ISSUE}49239",
+        seen_in="fastapi 0.136.3 with pydantic 2.14.3",
     ),
     Patch(
         "patches.request_bodies.bound_invocations",
@@ -254,6 +258,7 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.logger:_print_error_once",
         ),
         "one content type of newlines writes 1 GB to the log, and 128 of them keep 4 GB of memory",
+        seen_in="vLLM 0.32, 0.33 with Python 3.11 to 3.13",
     ),
     Patch(
         "patches.templates.refuse_templates",
@@ -318,6 +323,7 @@ PATCHES: tuple[Patch, ...] = (
         ),
         "a client's URL may name an address of the operator's network, or decode to any size",
         upstream=f"{_ISSUE}57157",
+        seen_in="vLLM 0.32, 0.33 with mistral_common 1.13.1",
     ),
     Patch(
         "engine.media.formats.check_audio",
@@ -330,7 +336,7 @@ PATCHES: tuple[Patch, ...] = (
         "front end",
         ("vllm.multimodal.video_decoders.opencv:BytesIO",),
         "a clip with one wrong bit in its index ends the server with SIGSEGV",
-        seen_in="vLLM 0.32, 0.33 with OpenCV 5.0",
+        seen_in="vLLM 0.32, 0.33 with opencv-python-headless 5.0.0.93",
     ),
     Patch(
         "engine.media.clips.learn_frame_sizes",
@@ -414,7 +420,7 @@ PATCHES: tuple[Patch, ...] = (
         "front end",
         ("argparse:Action.type", "argparse:ArgumentParser._actions"),
         "vLLM's `--log-level` accepts upper case alone, and uvicorn's lower case alone",
-        seen_in="CPython 3.11 to 3.13",
+        seen_in="Python 3.11 to 3.13",
     ),
     Patch(
         "patches.front_end.accept_nulls",
@@ -579,6 +585,7 @@ PATCHES: tuple[Patch, ...] = (
         "front end",
         ("prometheus_fastapi_instrumentator:Instrumentator.instrument",),
         "the front end counts the requests that it answers itself under the same names",
+        seen_in="prometheus-fastapi-instrumentator 8.1.0",
     ),
     # How processes are started, named and ended
     Patch(
@@ -614,7 +621,7 @@ PATCHES: tuple[Patch, ...] = (
             "multiprocessing.process:BaseProcess._config",
         ),
         "Python raises if the exit code of its fork server was read elsewhere",
-        seen_in="CPython 3.11 to 3.13",
+        seen_in="Python 3.11 to 3.13",
     ),
     Patch(
         "processes.exits.record_exit_codes",
@@ -622,7 +629,7 @@ PATCHES: tuple[Patch, ...] = (
         ("os:waitpid", "multiprocessing.process:_children"),
         "only the fork server, or a follower's executor, learns which signal ended a process, and "
         "discards it",
-        seen_in="CPython 3.11 to 3.13",
+        seen_in="Python 3.11 to 3.13",
     ),
     Patch(
         "worker.lifetime.make_spawned_die_with_parent",
@@ -630,7 +637,7 @@ PATCHES: tuple[Patch, ...] = (
         ("multiprocessing.spawn:get_command_line",),
         "a process whose parent ends while it imports lives on, with its memory",
         upstream=f"{_ISSUE}55510",
-        seen_in="CPython 3.11 to 3.13",
+        seen_in="Python 3.11 to 3.13",
     ),
     Patch(
         "worker.ipc_names.name_ipc_after",
@@ -638,7 +645,7 @@ PATCHES: tuple[Patch, ...] = (
         ("multiprocessing.shared_memory:_SHM_NAME_PREFIX",),
         "with random names, nothing tells which engine left a file in /dev/shm",
         is_guarantee=False,
-        seen_in="CPython 3.11 to 3.13",
+        seen_in="Python 3.11 to 3.13",
     ),
     Patch(
         "worker.crash_records.record_causes",
@@ -646,7 +653,7 @@ PATCHES: tuple[Patch, ...] = (
         ("traceback:print_exc",),
         "each process would print a traceback that vLLM has already logged",
         is_guarantee=False,
-        seen_in="CPython 3.11 to 3.13",
+        seen_in="Python 3.11 to 3.13",
     ),
     # The workspace and the worker
     Patch(
@@ -688,6 +695,7 @@ PATCHES: tuple[Patch, ...] = (
         "on the CPU every start compiles the model again: 8.9 s, not 2.2 s, for the demo model",
         is_guarantee=False,
         upstream=f"{_ISSUE}24274",
+        seen_in="torch 2.13.0",
     ),
     Patch(
         "patches.engine.read_notifications",

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import inspect
 import logging
+import platform
+import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from types import FunctionType
 from typing import Any, Literal, TypeAlias
 
 from holdfast.errors import EngineStartError
-from holdfast.versions import SUPPORTED_VLLM, vllm_version
+from holdfast.versions import NOT_INSTALLED, installed_version, vllm_version
 
 Process: TypeAlias = Literal["front end", "fork server", "engine", "worker", "plan"]
 """Where a patch acts; `engine` is every process of vLLM's engine, and `plan` is `holdfast plan`."""
@@ -42,7 +45,7 @@ class Patch:
     upstream: str = ""
     """The address of the issue or pull request that it follows; empty if we found none."""
     seen_in: str = "vLLM 0.32, 0.33"
-    """The versions in which the code at its sites was run or read."""
+    """The versions, one for each owner, in which the code at its sites was run or read."""
 
 
 def require(patch: Patch) -> None:
@@ -51,12 +54,11 @@ def require(patch: Patch) -> None:
     Raises:
         EngineStartError: a site is missing.
     """
-    if missing := " and ".join(missing_sites(patch)):
-        (_, first), (_, last) = SUPPORTED_VLLM
+    if missing := missing_sites(patch):
+        seen = " and ".join(_seen_versions(patch, missing))
         raise EngineStartError(
-            f"vLLM {vllm_version()} lacks {missing}, which {patch.by} has to change: "
-            f"{patch.reason}",
-            remedy=f"install vLLM 0.{first} or 0.{last}, or a Holdfast made for this vLLM.",
+            f"{_lacking(missing)}, which {patch.by} has to change: {patch.reason}",
+            remedy=f"install {seen}, or a Holdfast made for what is installed.",
         )
 
 
@@ -69,21 +71,53 @@ def is_fit(patch: Patch) -> bool:
     for site in patch.sites:
         with suppress(ImportError):
             import_module(site.partition(":")[0])
-    missing = " and ".join(missing_sites(patch))
+    missing = missing_sites(patch)
     if missing:
-        logger.warning(
-            "vLLM %s lacks %s, so %s is left out: %s",
-            vllm_version(),
-            missing,
-            patch.by,
-            patch.reason,
-        )
+        logger.warning("%s, so %s is left out: %s", _lacking(missing), patch.by, patch.reason)
     return not missing
 
 
 def missing_sites(patch: Patch) -> list[str]:
     """Return the sites of a patch that do not exist."""
     return [site for site in patch.sites if not any(map(_is_there, site.split(" or ")))]
+
+
+@cache
+def owner_of(site: str) -> str:
+    """Return the distribution of a site; `vLLM` for each of its builds, or `Python`."""
+    top = re.split(r"[.:]", site, maxsplit=1)[0]
+    if top == "vllm":
+        return "vLLM"
+    if top in sys.stdlib_module_names:
+        return "Python"
+    return next(iter(packages_distributions().get(top, ())), top)
+
+
+def _lacking(missing: list[str]) -> str:
+    """Return a clause that says what each owner, in the installed version, does not have."""
+    lost: dict[str, list[str]] = {}
+    for site in missing:
+        lost.setdefault(owner_of(site), []).append(site)
+    return " and ".join(
+        f"{_with_version(owner)} lacks {' and '.join(sites)}" for owner, sites in lost.items()
+    )
+
+
+def _with_version(owner: str) -> str:
+    match owner:
+        case "vLLM":
+            return f"vLLM {vllm_version()}"
+        case "Python":
+            return f"Python {platform.python_version()}"
+    version = installed_version(owner)
+    return f"{owner} ({version})" if version == NOT_INSTALLED else f"{owner} {version}"
+
+
+def _seen_versions(patch: Patch, missing: list[str]) -> list[str]:
+    """Return the versions that the patch was seen in, of those that lack something."""
+    versions = [one.replace(", ", " or ") for one in patch.seen_in.split(" with ")]
+    owners = {owner_of(site) for site in missing}
+    return [one for one in versions if one.partition(" ")[0] in owners] or versions
 
 
 def _is_there(site: str) -> bool:

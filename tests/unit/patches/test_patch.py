@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import platform
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from multiprocessing import shared_memory, spawn
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -117,22 +121,85 @@ def warned() -> Iterator[list[str]]:
     logger.setLevel(before[1])
 
 
-def test_what_gains_speed_is_left_out_with_one_warning(warned: list[str]) -> None:
-    """It says which version lacks what, and what is lost."""
-    gain = patch(f"{HERE}:gone", is_guarantee=False)
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A module that lacks what a patch changes, and what is said of its distribution."""
+
+    module: str
+    seen_in: str
+    installed: str
+    """How the line names what is installed."""
+    remedy: str
+
+
+OWNED = {
+    "vLLM": Owned(
+        "vllm.emptied", "vLLM 0.32, 0.33", f"vLLM {vllm_version()} lacks", "vLLM 0.32 or 0.33"
+    ),
+    "Python": Owned(
+        "multiprocessing.emptied",
+        "Python 3.11 to 3.13",
+        f"Python {platform.python_version()} lacks",
+        "Python 3.11 to 3.13",
+    ),
+    "another distribution": Owned(
+        "yaml.emptied",
+        "PyYAML 6.0.1",
+        f"PyYAML {version('pyyaml')} lacks",
+        "PyYAML 6.0.1",
+    ),
+    "one of two": Owned(
+        "yaml.emptied",
+        "vLLM 0.32, 0.33 with PyYAML 6.0.1",
+        f"PyYAML {version('pyyaml')} lacks",
+        "PyYAML 6.0.1",
+    ),
+    "nobody": Owned(
+        "emptied", "vLLM 0.32, 0.33", "emptied (not installed) lacks", "vLLM 0.32 or 0.33"
+    ),
+}
+
+
+@pytest.fixture(params=OWNED)
+def owned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Owned:
+    """One of these, imported."""
+    found = OWNED[request.param]
+    monkeypatch.setitem(sys.modules, found.module, ModuleType(found.module))
+    return found
+
+
+def test_what_gains_speed_is_left_out_with_one_warning(owned: Owned, warned: list[str]) -> None:
+    """It says which version of what lacks what, and what is lost."""
+    site = f"{owned.module}:gone"
+    gain = replace(patch(site, is_guarantee=False), seen_in=owned.seen_in)
     assert [is_fit(gain), is_fit(gain)] == [False, False]
-    [message] = warned
-    for part in (vllm_version(), f"{HERE}:gone", "patches.some.function", "it dies"):
-        assert part in message
+    assert warned == [f"{owned.installed} {site}, so patches.some.function is left out: it dies"]
 
 
-def test_what_a_guarantee_needs_ends_the_start() -> None:
-    """With exit 3, and a line that names the site, the version, the reason and the remedy."""
+def test_what_a_guarantee_needs_ends_the_start(owned: Owned) -> None:
+    """With exit 3, and a line that names the site, whose it is, the reason and the remedy."""
+    site = f"{owned.module}:gone"
     with pytest.raises(EngineStartError) as caught:
-        require(patch(f"{HERE}:gone"))
+        require(replace(patch(site), seen_in=owned.seen_in))
     assert caught.value.exit_code is ExitCode.ENGINE_START
-    for part in (vllm_version(), f"{HERE}:gone", "patches.some.function", "it dies", "0.32"):
-        assert part in caught.value.line
+    assert f"{owned.installed} {site}, which patches.some.function has to change: it dies" in (
+        caught.value.line
+    )
+    assert f"install {owned.remedy}, or a Holdfast made for what is installed." in (
+        caught.value.line
+    )
+
+
+def test_each_owner_of_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A patch may need something of several distributions, and several things of one."""
+    for name in ("vllm.emptied", "yaml.emptied"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    both = patch("vllm.emptied:a", "yaml.emptied:b", "vllm.emptied:c")
+    with pytest.raises(EngineStartError) as caught:
+        require(replace(both, seen_in="vLLM 0.32, 0.33 with PyYAML 6.0.1"))
+    lacking = f"vLLM {vllm_version()} lacks vllm.emptied:a and vllm.emptied:c"
+    assert f"{lacking} and PyYAML {version('pyyaml')} lacks yaml.emptied:b" in caught.value.line
+    assert "install vLLM 0.32 or 0.33 and PyYAML 6.0.1, or" in caught.value.line
 
 
 def test_a_process_is_only_asked_for_what_is_changed_in_it(
