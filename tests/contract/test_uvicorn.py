@@ -6,55 +6,23 @@ import re
 import tomllib
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.metadata import version
 from inspect import isfunction
 from pathlib import Path
 from pkgutil import iter_modules
 
 import pytest
-import uvicorn
 from packaging.requirements import Requirement
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from holdfast import listener
+from holdfast.errors import EngineStartError
+from holdfast.patches import PATCHES, check
 
 ROOT = Path(__file__).parents[2]
 
-OVERRIDDEN = {
-    HttpToolsProtocol: {
-        "_start_asgi_task",
-        "connection_lost",
-        "connection_made",
-        "data_received",
-        "eof_received",
-        "on_body",
-        "on_header",
-        "on_headers_complete",
-        "on_message_begin",
-        "on_message_complete",
-        "on_response_complete",
-        "on_url",
-        "pause_writing",
-        "resume_writing",
-    },
-    WebSocketsSansIOProtocol: {
-        "connection_lost",
-        "connection_made",
-        "data_received",
-        "eof_received",
-        "handle_bytes",
-        "handle_connect",
-        "handle_cont",
-        "handle_text",
-        "pause_writing",
-        "receive",
-        "resume_writing",
-        "send",
-        "send_receive_event_to_app",
-    },
-    uvicorn.Server: {"capture_signals", "startup"},
-}
 USED = {
     HttpToolsProtocol: {
         "_should_upgrade",
@@ -80,10 +48,27 @@ def overrides() -> Iterator[tuple[type, str]]:
                         yield owner, name
 
 
+def listed() -> Iterator[tuple[type, str]]:
+    """Yield each method of uvicorn in `PATCHES`, and its class."""
+    for site in (site for patch in PATCHES for site in patch.sites):
+        if site.startswith("uvicorn."):
+            module, _, path = site.partition(":")
+            owner, _, name = path.partition(".")
+            yield getattr(import_module(module), owner), name
+
+
 def test_every_method_that_the_listener_overrides_is_listed() -> None:
     """And uvicorn has each one in the list: it would never call ours by a name that it gave up."""
-    listed = {(owner, name) for owner, names in OVERRIDDEN.items() for name in names}
-    assert set(overrides()) == listed
+    assert set(overrides()) == set(listed())
+
+
+def test_a_start_ends_without_what_the_listener_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line says that uvicorn lacks it, and which one to install."""
+    monkeypatch.delattr(HttpToolsProtocol, "_start_asgi_task")
+    with pytest.raises(EngineStartError) as caught:
+        check("front end")
+    assert f"uvicorn {version('uvicorn')} lacks uvicorn.protocols." in caught.value.line
+    assert "install uvicorn 0.54.0" in caught.value.line
 
 
 def test_a_uvicorn_that_nobody_ran_is_not_accepted() -> None:
@@ -100,9 +85,10 @@ def test_a_uvicorn_that_nobody_ran_is_not_accepted() -> None:
     ("owner", "name"),
     [
         pytest.param(owner, name, id=f"{owner.__name__}.{name}")
-        for owners in (OVERRIDDEN, USED)
-        for owner, names in owners.items()
-        for name in sorted(names)
+        for owner, name in (
+            *listed(),
+            *((owner, name) for owner, names in USED.items() for name in sorted(names)),
+        )
     ],
 )
 def test_uvicorn_has_what_the_listener_builds_on(owner: type, name: str) -> None:

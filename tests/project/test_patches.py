@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.patches import PATCHES
 from holdfast.patches.patch import Patch, owner_of
+from overrides import Override, overrides_in, site_of
 from replacements import Change, changes_in
 
 SERVER = Path(__file__).parents[2] / "server"
@@ -115,6 +116,7 @@ NOT_LISTED = {
         "worker.hooks: self._worker",
     },
     "the layers of the embedded model, which is built as one from outside of Holdfast is": {
+        "demo.model: LlamaForCausalLM",
         "demo.model: self.attn",
         "demo.model: self.attn.impl",
     },
@@ -148,6 +150,29 @@ def is_listed(change: Change, module: str) -> bool:
     return change.name in {place.rpartition(".")[2] for place in listed(module)}
 
 
+def is_override_listed(override: Override, module: str) -> bool:
+    """Whether the list has it: in full, also by another name of its class, or as a whole class."""
+    name = override.site.rpartition(".")[2]
+    if name == override.site:  # what it is depends on a variable
+        return name in {place.rpartition(".")[2] for place in listed(module)}
+    owner = override.site.rpartition(".")[0].replace(":", ".")
+    same = {site_of(place) for place in listed() if place.rpartition(".")[2] == name}
+    return owner in listed() or override.site in same
+
+
+@cache
+def unlisted_overrides() -> tuple[tuple[str, str], ...]:
+    """Each override that the list does not have, as `module: base`, with where it is."""
+    return tuple(
+        (f"{module}: {override.base}", f"{path}:{override.line}: {override.site}")
+        for path in sorted(SERVER.rglob("*.py"))
+        for full in [".".join(path.relative_to(SERVER).with_suffix("").parts)]
+        for module in [full.partition(".")[2]]
+        for override in overrides_in(path.read_text(encoding="utf-8"), full)
+        if not (is_ours(override.site) or is_override_listed(override, module))
+    )
+
+
 @cache
 def unlisted() -> tuple[tuple[str, str], ...]:
     """Each change that the list does not have, as `module: owner`, with where it is."""
@@ -165,12 +190,17 @@ def unlisted() -> tuple[tuple[str, str], ...]:
 def test_every_replacement_is_in_the_list() -> None:
     """A change of what another package has made is a patch, and is listed."""
     known = set().union(*NOT_LISTED.values())
-    assert [f"{place} of {owner}" for owner, place in unlisted() if owner not in known] == []
+    found = unlisted() + unlisted_overrides()
+    assert [f"{place} of {owner}" for owner, place in found if owner not in known] == []
 
 
 def test_what_need_not_be_in_the_list_is_there() -> None:
     """A line for a change that is gone would hide the next one."""
-    assert set().union(*NOT_LISTED.values()) - {owner for owner, _ in unlisted()} == set()
+    assert (
+        set().union(*NOT_LISTED.values())
+        - {owner for owner, _ in unlisted() + unlisted_overrides()}
+        == set()
+    )
 
 
 @pytest.mark.parametrize(
@@ -239,6 +269,79 @@ def test_a_call_that_changes_its_object_is_seen(line: str, seen: str) -> None:
 def test_what_is_our_own_is_no_replacement(line: str) -> None:
     """An object or a class of ours, an item of a mapping, and a copy of a record."""
     assert changes_in(line) == []
+
+
+_PROTOCOL = "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol"
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        (
+            "import uvicorn\nclass A(uvicorn.Server):\n async def startup(self): 0",
+            "uvicorn.server:Server.startup",
+        ),
+        (
+            "def f():\n from uvicorn import Server as S\n class A(S):\n  def startup(self): 0",
+            "uvicorn.server:Server.startup",
+        ),
+        (
+            (
+                "from holdfast.listener.bounded_connection import BoundedConnection as B\n"
+                "class A(B):\n def on_url(self, url): 0"
+            ),
+            f"{_PROTOCOL}.on_url",
+        ),
+        (
+            (
+                "from multiprocessing import context\nclass A(context.ForkServerProcess):\n"
+                " @staticmethod\n def _Popen(process): 0"
+            ),
+            "multiprocessing.context:ForkServerProcess._Popen",
+        ),
+        (
+            "import asyncio\nclass A(asyncio.Queue[int]):\n def _get(self): 0",
+            "asyncio.queues:Queue._get",
+        ),
+        (
+            (
+                "from multiprocessing.context import SpawnProcess\nclass A(SpawnProcess):\n"
+                " _start_method: str = 'x'"
+            ),
+            "multiprocessing.context:SpawnProcess._start_method",
+        ),
+        ("def f(kind):\n class A(kind):\n  ours = 1\n  def g(self): 0", "g"),
+    ],
+)
+def test_an_override_is_seen(line: str, seen: str) -> None:
+    """Of a private name, or in a class of a package that promises none to derive from."""
+    assert [override.site for override in overrides_in(line, "x")] == [seen]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import logging\nclass A(logging.Handler):\n def emit(self, record): 0",
+        "import threading\nclass A(threading.Thread):\n def run(self): 0",
+        "import uvicorn\nclass A(uvicorn.Server):\n def __init__(self): 0",
+        "import uvicorn\nclass A(uvicorn.Server):\n def _ours(self): 0",
+        "from vllm.platforms.interface import Platform\nclass A(Platform):\n def ours(self): 0",
+        (
+            "from holdfast.processes.forkserver import ForkedProcess\nclass A(ForkedProcess):\n"
+            " def _Popen(process): 0"
+        ),
+        (
+            "from prometheus_client.registry import Collector\nclass A(Collector):\n"
+            " def collect(self): 0"
+        ),
+        "from vllm.engine.protocol import EngineClient as E\nclass A(E):\n def abort(self): 0",
+        "from typing import NamedTuple\nclass A(NamedTuple):\n a: int = 1",
+        "class A(Exception):\n def g(self): 0",
+    ],
+)
+def test_what_a_library_lets_others_override_is_no_replacement(line: str) -> None:
+    """A public method, a constructor, a new name, an abstract method, and a method of ours."""
+    assert overrides_in(line, "x") == []
 
 
 def test_no_patch_is_listed_twice() -> None:

@@ -1,7 +1,8 @@
 """Where source changes what other code has made, as far as its syntax shows.
 
 A change is an assignment to an attribute, also by `setattr` or our `replace`, or a call that puts
-something in front of other code: an exception handler, a route, a class in a registry.
+something in front of other code: an exception handler, a route, a class in a registry. What a class
+of ours overrides is found by `overrides`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _Module:
         self.nodes = list(ast.walk(self.tree))
         self._parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         made = {node.name: _OURS for node in self.nodes if isinstance(node, ast.ClassDef)}
-        self._origins = made | dict(_imports(self.nodes))
+        self._origins = made | dict(imports_of(self.nodes))
         self._texts = dict(_constants(self.tree))
 
     def change(self, owner: ast.expr, attribute: str | ast.expr) -> Change:
@@ -142,7 +143,8 @@ class _Module:
         return False
 
 
-def _imports(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
+def imports_of(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
+    """Yield each name that an import binds, with what it means in full."""
     for node in nodes:
         match node:
             case ast.Import():

@@ -1,9 +1,15 @@
 """Every change to vLLM's own code. Runs in the front end and in vLLM's processes.
 
-`PATCHES` lists everything in Holdfast that replaces code of vLLM, of the standard library, or of a
-library between us and vLLM, or sets an attribute of their objects. Most of that code is in this
-package; some stays with what it serves, and `by` names it. If a patch that a guarantee needs does
-not fit, the start ends with exit 3. Any other patch that does not fit is left out with a warning.
+`PATCHES` lists everything in Holdfast that replaces code of vLLM, of the standard library, or of
+another library, or sets an attribute of their objects. A class of ours that derives from one of
+theirs replaces code where it overrides a name with one underscore in front, or any name of a class
+of vLLM or uvicorn, which promise no class to derive from. It replaces nothing where it defines an
+abstract method, a name with two underscores in front, or what is public in another library, such as
+`logging.Handler.emit` and `threading.Thread.run`.
+
+Most of that code is in this package; some stays with what it serves, and `by` names it. If a patch
+that a guarantee needs does not fit, the start ends with exit 3. Any other patch that does not fit
+is left out with a warning.
 This module imports nothing heavy: the fork server and every worker import it.
 
     patch                            what a patch is, and whether its sites exist
@@ -57,6 +63,12 @@ _CONSTRAINT = "vllm.sampling_params:StructuredOutputsParams"
 _BUDGETS = "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder"
 _WORKER = "vllm.v1.worker.gpu_worker:Worker"
 _QUEUES = "vllm.distributed.device_communicators.shm_broadcast"
+_ENGINE = "vllm.v1.engine.async_llm:AsyncLLM"
+_PARSER = "vllm.parser.abstract_parser:Parser"
+_TOKENIZER = "vllm.tokenizers.protocol:TokenizerLike"
+_PLATFORM = "vllm.platforms.interface:Platform"
+_HTTP = "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol"
+_WEBSOCKET = "uvicorn.protocols.websockets.websockets_sansio_impl:WebSocketsSansIOProtocol"
 _ISSUE = "https://github.com/vllm-project/vllm/issues/"
 
 PATCHES: tuple[Patch, ...] = (
@@ -112,6 +124,8 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.parser.engine.incremental_lexer:LexToken.token_count",
             "vllm.parser.engine.incremental_lexer:LexToken.value",
             "vllm.parser.engine.parser_engine:ParserEngine._events_to_delta",
+            f"{_PARSER}.parse",
+            f"{_PARSER}.parse_delta",
         ),
         "parsing on the event loop takes time quadratic in an answer's length: minutes",
         upstream=f"{_ISSUE}57677",
@@ -119,7 +133,13 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "patches.tokenizer.bound_tokenizer",
         "front end",
-        (f"{_BASE}.tokenizer",),
+        (
+            f"{_BASE}.tokenizer",
+            f"{_TOKENIZER}.__call__",
+            f"{_TOKENIZER}.encode",
+            f"{_TOKENIZER}.decode",
+            f"{_TOKENIZER}.apply_chat_template",
+        ),
         "a text of 30 MB takes the tokenizer 90 s and 8 GB",
         upstream=f"{_ISSUE}31229",
     ),
@@ -359,9 +379,10 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "engine.media.realtime.bound_realtime_audio",
         "front end",
-        (f"{_REALTIME}.__init__", f"{_REALTIME}.cleanup"),
+        (f"{_REALTIME}.__init__", f"{_REALTIME}.cleanup", "asyncio.queues:Queue._get"),
         "a WebSocket that appends audio and never commits takes all memory",
         upstream=f"{_ISSUE}48130",
+        seen_in="vLLM 0.32, 0.33 with Python 3.11 to 3.13",
     ),
     Patch(
         "engine.media.realtime.report_wrong_events",
@@ -388,8 +409,10 @@ PATCHES: tuple[Patch, ...] = (
         "engine.checked_llm.CheckedLLM",
         "front end",
         (
-            "vllm.v1.engine.async_llm:AsyncLLM.generate",
-            "vllm.v1.engine.async_llm:AsyncLLM.add_request",
+            f"{_ENGINE}.generate",
+            f"{_ENGINE}.add_request",
+            f"{_ENGINE}.check_admission",
+            f"{_ENGINE}.abort",
             "vllm.v1.engine.core_client:EngineCoreClient.add_request_async",
             "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
             "vllm.v1.engine.output_processor:OutputProcessor.request_states",
@@ -397,14 +420,15 @@ PATCHES: tuple[Patch, ...] = (
             "vllm.v1.engine.core_client:BackgroundResources.engine_dead",
         ),
         "a request with a number of more than 64 bits is never removed, and calls to a stopped "
-        "engine never return; sequences take turns",
+        "engine never return; sequences take turns; a request that an engine had admitted before "
+        "it died would be refused by the next",
     ),
     Patch(
         "engine.proxy.EngineProxy",
         "front end",
         (
             "vllm.config.model:ModelConfig.max_model_len",
-            "vllm.v1.engine.async_llm:AsyncLLM.register",
+            f"{_ENGINE}.register",
         ),
         "prompts beyond the proven context would reach the engine, and `/abort_requests` without "
         "IDs would fail",
@@ -414,6 +438,12 @@ PATCHES: tuple[Patch, ...] = (
         "front end",
         ("vllm.lora.request:LoRARequest.load_inplace",),
         "an adapter that was loaded again is loaded in each step that needs it",
+    ),
+    Patch(
+        "engine.launch.arguments._Parser",
+        "front end",
+        ("vllm.utils.argparse_utils:FlexibleArgumentParser.error",),
+        "a wrong flag ends the process with the usage of all flags, and with no remedy",
     ),
     Patch(
         "engine.launch.arguments.make_arg_parser",
@@ -465,11 +495,70 @@ PATCHES: tuple[Patch, ...] = (
         "front end",
         (
             "vllm.parser:ParserManager.get_parser",
-            "vllm.parser.abstract_parser:Parser.parse",
-            "vllm.parser.abstract_parser:Parser.parse_delta",
-            "vllm.parser.abstract_parser:Parser.tool_parser_cls",
+            f"{_PARSER}.parse",
+            f"{_PARSER}.parse_delta",
+            f"{_PARSER}.tool_parser_cls",
         ),
         "vLLM counts the calls of its parsers, and not what is wrong with the tool calls in them",
+    ),
+    Patch(
+        "listener.server._Server",
+        "front end",
+        ("uvicorn.server:Server.capture_signals", "uvicorn.server:Server.startup"),
+        "uvicorn takes the signals of the supervisor, and all connections that clients open",
+        seen_in="uvicorn 0.54.0",
+    ),
+    Patch(
+        "listener.bounded_connection.BoundedConnection",
+        "front end",
+        (
+            f"{_HTTP}.connection_made",
+            f"{_HTTP}.connection_lost",
+            f"{_HTTP}.eof_received",
+            f"{_HTTP}.pause_writing",
+            f"{_HTTP}.resume_writing",
+        ),
+        "a client that sends no request, or does not read its answer, keeps its connection forever",
+        seen_in="uvicorn 0.54.0",
+    ),
+    Patch(
+        "listener.http_connection.HttpConnection",
+        "front end",
+        (
+            f"{_HTTP}.data_received",
+            f"{_HTTP}.on_message_begin",
+            f"{_HTTP}.on_url",
+            f"{_HTTP}.on_header",
+            f"{_HTTP}.on_headers_complete",
+            f"{_HTTP}.on_body",
+            f"{_HTTP}.on_message_complete",
+            f"{_HTTP}.on_response_complete",
+            f"{_HTTP}._start_asgi_task",
+        ),
+        "uvicorn bounds neither the URL nor the headers of a request, nor the time that it takes",
+        seen_in="uvicorn 0.54.0",
+    ),
+    Patch(
+        "listener.websocket_connection.WebSocketConnection",
+        "front end",
+        (
+            f"{_WEBSOCKET}.connection_made",
+            f"{_WEBSOCKET}.connection_lost",
+            f"{_WEBSOCKET}.eof_received",
+            f"{_WEBSOCKET}.data_received",
+            f"{_WEBSOCKET}.handle_connect",
+            f"{_WEBSOCKET}.handle_text",
+            f"{_WEBSOCKET}.handle_bytes",
+            f"{_WEBSOCKET}.handle_cont",
+            f"{_WEBSOCKET}.send_receive_event_to_app",
+            f"{_WEBSOCKET}.pause_writing",
+            f"{_WEBSOCKET}.resume_writing",
+            f"{_WEBSOCKET}.receive",
+            f"{_WEBSOCKET}.send",
+        ),
+        "a WebSocket may be silent forever, and an empty fragment of a message, of 6 bytes, counts "
+        "as 0 bytes, so one client can fill the memory",
+        seen_in="uvicorn 0.54.0",
     ),
     # What lets the server outlive its engine
     Patch(
@@ -624,6 +713,13 @@ PATCHES: tuple[Patch, ...] = (
         seen_in="Python 3.11 to 3.13",
     ),
     Patch(
+        "processes.forkserver.ForkedProcess",
+        "front end",
+        ("multiprocessing.context:ForkServerProcess._Popen",),
+        "no engine would start where a fork server does not answer, or where CUDA forbids to fork",
+        seen_in="Python 3.11 to 3.13",
+    ),
+    Patch(
         "processes.exits.record_exit_codes",
         "fork server",
         ("os:waitpid", "multiprocessing.process:_children"),
@@ -769,7 +865,13 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         "planning.command.plan",
         "plan",
-        ("vllm.platforms:_current_platform", "vllm.engine.arg_utils:current_platform"),
+        (
+            "vllm.platforms:_current_platform",
+            "vllm.engine.arg_utils:current_platform",
+            f"{_PLATFORM}.get_device_name",
+            f"{_PLATFORM}.get_device_total_memory",
+            f"{_PLATFORM}.get_device_capability",
+        ),
         "vLLM reads sizes from the device that it runs on, which a plan may not have",
     ),
 )
