@@ -367,6 +367,47 @@ def test_what_is_no_json_is_refused(content: bytes) -> None:
     assert _error(answer)
 
 
+def test_what_a_route_would_ignore_is_refused_before_anything_is_asked() -> None:
+    """As by scripts for vLLM's own routes, whose parameters are in the query."""
+    asked: tuple[tuple[str, str, bytes], ...] = (
+        ("POST", "/admin/sleep?level=2&mode=abort", b""),
+        ("POST", "/admin/sleep?level=2", b'{"level": 1}'),
+        ("POST", "/admin/wake?tags=weights", b""),
+        ("POST", "/admin/drain?now", b""),
+        ("GET", "/admin/workspace?rank=0", b""),
+        ("DELETE", "/admin/loras/accent?name=other", b""),
+        ("POST", "/admin/drain", b'{"timeout": 5}'),
+        ("POST", "/admin/drain", b"timeout=5"),
+        ("POST", "/admin/profile/stop", b"null"),
+        ("POST", "/admin/loras/accent/pin", b'{"name": "other"}'),
+        ("DELETE", "/admin/loras/accent", b"[]"),
+    )
+    desk = Desk()
+
+    async def live() -> None:
+        headers = {"content-type": "application/json"}
+        async with serving(_front(desk)) as client:
+            for method, path, content in asked:
+                answer = await client.request(method, path, content=content, headers=headers)
+                assert answer.status_code == 400, (method, path, content)
+                assert ("JSON body" if "?" in path else "no body") in _error(answer)
+
+    asyncio.run(live())
+    assert desk.asked == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b" { }\n"])
+def test_a_route_without_a_body_accepts_an_empty_one(content: bytes) -> None:
+    """Clients that always send JSON send an empty object."""
+
+    async def live() -> httpx.Response:
+        async with serving(_front(Desk())) as client:
+            headers = {"host": "[::1"}  # of no address
+            return await client.post("/admin/drain?", content=content, headers=headers)
+
+    assert asyncio.run(live()).status_code == 202
+
+
 REFUSALS: tuple[tuple[HoldfastError, int], ...] = (
     (ConflictError("the server is asleep", remedy="wake it first."), 409),
     (NotReadyError("the server is STARTING", retry_after_seconds=7), 503),

@@ -21,7 +21,7 @@ logger = logging.getLogger("holdfast.admin")
 
 UNAVAILABLE = 503
 STATUSES = {
-    400: "the body or a name is invalid",
+    400: "the query, the body or a name is invalid",
     401: "no key",
     403: "the key is not the admin key",
     404: "nothing has that name, or no admin key is configured",

@@ -10,14 +10,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.api.admin import models
 from holdfast.api.admin.errors import ERRORS, AuditLog, answer_errors
 from holdfast.api.auth import ADMIN_PATH
-from holdfast.errors import EngineSilentError, NotReadyError
+from holdfast.errors import EngineSilentError, NotReadyError, UsageError
 from holdfast.lifecycle.commands import (
     Command,
     ProbeCommand,
@@ -185,6 +186,24 @@ def add_verify_run(routes: APIRouter, on_verified: OnVerified) -> None:
         return run
 
 
+async def _has_only_the_body_of_its_route(request: Request) -> None:
+    """Refuse what a route would ignore, as it may change what the call is meant to do.
+
+    vLLM's own routes read their parameters from the query, so scripts written for them send one.
+
+    Raises:
+        UsageError: there is a query, or a body with something in it that the route does not read.
+    """
+    if request.scope["query_string"]:
+        raise UsageError(
+            "Admin calls take no query parameters.", remedy="put them in the JSON body."
+        )
+    route = request.scope.get("route")
+    reads_body = isinstance(route, APIRoute) and route.body_field is not None
+    if not reads_body and b"".join((await request.body()).split()) not in {b"", b"{}"}:
+        raise UsageError("This route takes no body.", remedy="send none, or {}.")
+
+
 async def _in_time(answer: Awaitable[Value], what: str, deadline_seconds: float) -> Value:
     """Return an answer that others may await too, or raise if it is late."""
     try:
@@ -210,7 +229,12 @@ def admin_app(
     command, which has deadlines of its own.
     """
     app = FastAPI(title="Holdfast admin", openapi_url=None, docs_url=None, redoc_url=None)
-    routes = APIRouter(prefix=ADMIN_PATH, responses=ERRORS, tags=["admin"])
+    routes = APIRouter(
+        prefix=ADMIN_PATH,
+        responses=ERRORS,
+        tags=["admin"],
+        dependencies=[Depends(_has_only_the_body_of_its_route)],
+    )
     add_state(routes, supervisor, command_deadline_seconds)
     add_engine(routes, supervisor)
     add_loras(routes, supervisor, adapters)
