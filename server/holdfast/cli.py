@@ -27,6 +27,7 @@ from holdfast.settings.flag import Parser, command_parser
 from holdfast.settings.listen_flags import add_listener_flags, listen_settings, take_aliases
 from holdfast.settings.node_flags import add_node_flags, refuse_misfits
 from holdfast.settings.yaml_files import with_file, with_two_token_config
+from holdfast.telemetry.logs import without_controls
 
 _NODES = ("serve", "follow")
 """The commands that run until a signal or a failure ends them."""
@@ -292,6 +293,7 @@ def _print_traceback() -> None:
 
 
 def _fail(line: str, code: int) -> int:
+    told = without_controls(" ".join(line.split()))
     with suppress(OSError):  # the terminal may have been closed
-        print(f"holdfast: error: {' '.join(line.split())}", file=sys.stderr, flush=True)  # noqa: T201 - the last line on standard error
+        print(f"holdfast: error: {told}", file=sys.stderr, flush=True)  # noqa: T201 - the last line on standard error
     return code

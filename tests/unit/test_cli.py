@@ -463,6 +463,12 @@ def test_a_failure_is_one_line_on_standard_error() -> None:
     assert ended.stderr.count("\n") == 1
 
 
+def test_the_last_line_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A failure may quote an engine, which may quote a client."""
+    assert cli._fail("the engine said \x1b]0;owned\x07", 5) == 5
+    assert capsys.readouterr().err == "holdfast: error: the engine said \\x1b]0;owned\\x07\n"
+
+
 def test_a_command_that_is_interrupted_has_not_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its exit code is that of SIGINT: nobody may read that nothing was found."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Container, Mapping
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ CHANGEABLE = (ROOT, "vllm")
 _ACCESS_ARGUMENTS = 5
 """uvicorn's: client, method, target, HTTP version, status."""
 _CONSOLE_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What a terminal obeys: controls but newline and tab, and those that reorder what is shown."""
 
 
 def configure_logging(
@@ -35,7 +38,7 @@ def configure_logging(
         raise UsageError(f"There is no log level {level!r}.", remedy=f"Use one of {known}.")
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(
-        JSONLines() if style == "json" else logging.Formatter(_CONSOLE_FORMAT, "%m-%d %H:%M:%S")
+        JSONLines() if style == "json" else _ConsoleLines(_CONSOLE_FORMAT, "%m-%d %H:%M:%S")
     )
     logger = logging.getLogger(ROOT)
     logger.setLevel(level.upper())
@@ -110,6 +113,23 @@ class _AccessFilter(logging.Filter):
         _, _, target, _, status = record.args
         is_probed = self._is_probing() and status == HTTPStatus.OK
         return not is_probed and str(target).partition("?")[0] not in self._paths
+
+
+class _ConsoleLines(logging.Formatter):
+    """Writes text that commands no terminal: errors of libraries may quote what a client sent."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format the record, with its traceback."""
+        return without_controls(super().format(record))
+
+
+def without_controls(text: str) -> str:
+    """Return a text that shows what a terminal would obey, as an escape of Python."""
+    return text if text.isprintable() else _CONTROLS.sub(_escaped, text)
+
+
+def _escaped(control: re.Match[str]) -> str:
+    return control[0].encode("unicode_escape").decode("ascii")
 
 
 class JSONLines(logging.Formatter):

@@ -38,6 +38,28 @@ def test_the_level_is_the_least_that_is_said() -> None:
     assert stream.getvalue() == ""
 
 
+def test_a_console_line_commands_no_terminal() -> None:
+    """A library's error may quote a client: in the message, in its arguments or in a traceback."""
+    stream = StringIO()
+    configure_logging("info", stream=stream)
+    quoted = "bad backend \x1b]0;owned\x07\x9b2J\r\x7f\x00"
+    logging.getLogger("holdfast.x").error(
+        "cannot decode: %s \u202egnp.\u2066", quoted, exc_info=ValueError(quoted)
+    )
+    assert {letter for letter in stream.getvalue() if not letter.isprintable()} == {"\n"}
+    assert stream.getvalue().count(r"\x1b]0;owned\x07\x9b2J\r\x7f\x00") == 2
+    assert r"\u202egnp.\u2066" in stream.getvalue()
+
+
+def test_a_console_line_keeps_every_other_letter() -> None:
+    """Newlines, tabs, and the letters of all languages."""
+    stream = StringIO()
+    configure_logging("info", stream=stream)
+    told = "one\n\ttwo: äöü 日本語 👩\u200d🚀 a\u00a0b"
+    logging.getLogger("holdfast.x").info(told)
+    assert stream.getvalue().endswith(f": {told}\n")
+
+
 def test_a_json_line_holds_the_fields() -> None:
     """A machine reads one object per line, with the values next to the message."""
     stream = StringIO()
