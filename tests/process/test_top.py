@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 import stand_in_engine
@@ -24,10 +25,15 @@ LEAVE_SCREEN, SHOW_CURSOR = "\x1b[?1049l", "\x1b[?25h"
 TOP = (sys.executable, "-m", "holdfast", "top")
 
 
-def top(*arguments: str) -> subprocess.CompletedProcess[str]:
+def top(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """One run in a pipe."""
     return subprocess.run(
-        [*TOP, *arguments], capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False
+        [*TOP, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+        env={**os.environ, **environment},
     )
 
 
@@ -73,10 +79,10 @@ def _part_of(screen: int) -> bytes:
 
 
 @contextmanager
-def drawn(arguments: Sequence[str]) -> Iterator[Terminal]:
+def drawn(arguments: Sequence[str], **more: str) -> Iterator[Terminal]:
     """A run on a terminal; when left, it is gone."""
     parent, child = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40", **more}
     process = subprocess.Popen(
         [*TOP, *arguments], stdin=child, stdout=child, stderr=child, env=environment
     )
@@ -107,6 +113,23 @@ def test_a_pipe_gets_the_status_once(tmp_path: Path) -> None:
         assert run.stdout.startswith("READY for ")
         assert "generation 1" in run.stdout
         assert "\x1b" not in run.stdout
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_letter_without_a_code_is_a_question_mark(tmp_path: Path, encoding: str) -> None:
+    """In a pipe and on a terminal, whose locale may be C."""
+    with served(tmp_path, 0, "--admin-api-key=the-admin-of-this-test") as server:
+        told = {"verdict": "passed", "profile": "模型"}
+        headers = {"Authorization": "Bearer the-admin-of-this-test"}
+        assert httpx.put(f"{server.url}/admin/verify-run", json=told, headers=headers).is_success
+        run = top(server.url, PYTHONIOENCODING=encoding)
+        with drawn([server.url], PYTHONIOENCODING=encoding) as terminal:
+            terminal.until_drawn("READY")
+            terminal.until_drawn("??")
+            assert terminal.end(signal.SIGINT) == 0
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith("READY for ")
+    assert "??" in run.stdout
 
 
 def test_a_wrong_key_is_said(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from holdfast.errors import NotReachableError, UsageError
 from holdfast.remote_server import base_url, check_proxies, read_key, server_verification
 from holdfast.settings.flag import Parser, command_parser
 from holdfast.status_page.screen import as_text, screen
-from holdfast.terminal import is_terminal, say
+from holdfast.terminal import is_terminal, replace_what_has_no_code, say
 from holdfast.top.reader import EventParser, Mirror, StreamError
 
 CONNECT_SECONDS = 10.0
@@ -46,6 +46,7 @@ def top(arguments: Sequence[str]) -> int:
     """
     flags = top_parser().parse_args(arguments)
     check_proxies()
+    replace_what_has_no_code(sys.stdout)
     watch = _Watch(base_url(flags.url), read_key(flags.api_key_file))
     try:
         if flags.once or not is_terminal(sys.stdout):
