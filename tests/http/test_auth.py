@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -25,6 +25,7 @@ from holdfast.api.gate import Gate
 from holdfast.api.health import health_routes
 from holdfast.api.load import routing_route
 from holdfast.api.metrics import metrics_route
+from holdfast.api.request_log import RequestLog
 from holdfast.api.router import OwnRoutes
 from holdfast.errors import UsageError
 from holdfast.lifecycle.states import State
@@ -70,7 +71,7 @@ class Guarded:
         gate = Gate(self._behind, admission)
         front = OwnRoutes(routes, gate, root_path=root_path)
         is_probe = admission.is_probe
-        self.app = KeyCheck(
+        self.app: ASGIApp = KeyCheck(
             front,
             keys,
             self.refusals,
@@ -237,6 +238,24 @@ def test_admin_routes_need_the_admin_key() -> None:
     assert guarded.codes(*paths, headers=_bearer(ADMIN)) == [200] * 4
     assert guarded.codes("/v1/whoami", headers=_bearer(ADMIN)) == [401]
     assert guarded.reached == ["admin"] * 4
+
+
+def test_an_attempt_at_an_admin_route_names_who_made_it(caplog: pytest.LogCaptureFixture) -> None:
+    """An API key by its name, in the request log too; others by their address."""
+    keys = Keys.read(("api-key-1",), KeySettings(admin_api_key=ADMIN))
+    guarded = Guarded(keys)
+    guarded.app = RequestLog(guarded.app)
+    with caplog.at_level("INFO", "holdfast"):
+        for headers in (_bearer(API), {}, _bearer(ADMIN)):
+            guarded.ask("/admin/plain?x=1", headers=headers)
+        guarded.ask("/pause", headers=_bearer(API))
+    name = keys.api.name_of(API.encode())
+    client, stranger = [one.message for one in caplog.records if one.name == "holdfast.admin"]
+    assert client.startswith(f"admin '/admin/plain' by {name}: refused with 403: This route")
+    assert stranger.startswith("admin '/admin/plain' by an unknown client at 127.0.0.1: refused ")
+    assert "refused with 401: This route" in stranger
+    requests = [one.message for one in caplog.records if one.name == "holdfast.requests"]
+    assert [f"key={name}" in line for line in requests] == [True, False, False, True]
 
 
 def test_the_root_path_opens_nothing() -> None:

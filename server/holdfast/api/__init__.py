@@ -6,6 +6,7 @@ the layers: request log, other origins, key check, our own routes, quotas, limit
     request_log            one line for each request, and its ID
     cross_origin           which answers may web pages of other origins read?
     auth                   which requests carry a valid key?
+    admin_attempts         which admin calls had no admin key?
     keyring, key_lines     which keys are valid now; what a file of keys says
     router                 which application answers a path, and what does the request occupy?
     quotas, usage_files    may a key send another request? what each has used, on disk

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from holdfast.api.admin_attempts import AdminAttempts
 from holdfast.api.errors import close_websocket, openai_error
 from holdfast.api.keyring import Keyring
 from holdfast.api.router import is_for_operators, route_path
@@ -144,6 +145,7 @@ class KeyCheck:
         self._is_shell = is_shell
         self._allowed_origins = allowed_origins
         self._root_path = root_path
+        self._attempts = AdminAttempts()
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Pass the request on, or answer 401, 403 or 404 (close a WebSocket with 1008)."""
@@ -166,7 +168,11 @@ class KeyCheck:
     def _refusal(self, scope: Scope) -> _Refusal | None:
         path = route_path(scope["path"], self._root_path)
         if needs_admin_key(path):
-            return self._admin_refusal(scope)
+            refusal = self._admin_refusal(scope)
+            has_routes = not self._keys.admin.is_empty
+            if refusal is not None and has_routes and not is_for_operators(path):
+                self._note_attempt(scope, path, refusal)
+            return refusal
         # Our own routes have no WebSocket, so these paths are open for HTTP only.
         if scope["type"] == "http" and self._is_open(path):
             return None
@@ -208,14 +214,20 @@ class KeyCheck:
         if self._keys.admin.is_empty:
             return _NO_ROUTE
         token = _token(scope)
-        name = self._keys.admin.name_of(token)
         # Checked at each request: a changed file may name an admin key as an API key.
-        if self._keys.api.name_of(token) is not None:
+        if (client := self._keys.api.name_of(token)) is not None:
+            current_request().key = client
             return _NOT_ADMIN
+        name = self._keys.admin.name_of(token)
         if name is None:
             return _NO_ADMIN_KEY
         current_request().key = name
         return None
+
+    def _note_attempt(self, scope: Scope, path: str, refusal: _Refusal) -> None:
+        address = scope["client"][0] if scope.get("client") else "a socket"
+        by = current_request().key or f"an unknown client at {address}"
+        self._attempts.note(path, by, status=refusal.status, message=refusal.message)
 
 
 def needs_admin_key(path: str) -> bool:
