@@ -84,6 +84,8 @@ WRONG_BODIES: tuple[tuple[str, Any], ...] = (
     ("/admin/save-sharded-state", {"path": "/x", "max_size_bytes": 0}),
     ("/admin/loras", {"name": "", "path": "/x"}),
     ("/admin/loras", {"name": "a\x00b", "path": "/x"}),
+    ("/admin/loras", {"name": "lab/a/", "path": "/x"}),
+    ("/admin/loras", {"name": "a,b", "path": "/x"}),
     ("/admin/log-level", {"level": "loud"}),
     ("/admin/verify-run", {"verdict": "passed"}),
     ("/admin/verify-run", {"verdict": "perfect", "profile": "quick"}),

@@ -29,6 +29,13 @@ Printable = Annotated[str, AfterValidator(_printable)]
 Name = Annotated[Printable, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 
 
+def _unambiguous(name: str) -> str:
+    """Return the name of an adapter if a path and a list of names can have it."""
+    if "," in name or name.endswith("/"):
+        raise ValueError("the name of an adapter has no comma, and no slash at its end")
+    return name
+
+
 class AdminRequest(BaseModel):
     """A body with exactly these fields."""
 
@@ -72,7 +79,7 @@ class ProfileRequest(AdminRequest):
 class LoraRequest(AdminRequest):
     """Load an adapter from a path on the server, or by its name on a model hub."""
 
-    name: Name
+    name: Annotated[Name, AfterValidator(_unambiguous)]
     path: Annotated[Printable, Field(min_length=1, max_length=MAX_PATH_CHARACTERS)]
     replace: bool = False
     """Whether to replace an adapter of the same name."""
