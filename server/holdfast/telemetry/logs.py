@@ -19,6 +19,8 @@ LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 
 ROOT = "holdfast"
 CHANGEABLE = (ROOT, "vllm")
+_AUDIT = "holdfast.admin"
+"""The log of admin calls, one of which changes levels: it has a level of its own."""
 _ACCESS_ARGUMENTS = 5
 """uvicorn's: client, method, target, HTTP version, status."""
 _CONSOLE_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
@@ -42,6 +44,7 @@ def configure_logging(
     )
     logger = logging.getLogger(ROOT)
     logger.setLevel(level.upper())
+    logging.getLogger(_AUDIT).setLevel(logging.INFO)
     logger.propagate = False  # a handler of the root logger would print every line twice
     for old in tuple(logger.handlers):
         logger.removeHandler(old)

@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 
 from holdfast.errors import ExitCode, UsageError
-from holdfast.telemetry.logs import ROOT, configure_logging, quieten_access_log
+from holdfast.telemetry.logs import ROOT, configure_logging, quieten_access_log, set_log_level
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +36,20 @@ def test_the_level_is_the_least_that_is_said() -> None:
     configure_logging("warning", stream=stream)
     logging.getLogger("holdfast.x").info("hidden")
     assert stream.getvalue() == ""
+
+
+def test_no_level_silences_the_log_of_admin_calls() -> None:
+    """Neither the flag nor an admin call, which would otherwise be the last one that is logged."""
+    stream = StringIO()
+    configure_logging("error", stream=stream)
+    logging.getLogger("holdfast.admin").info("admin drain")
+    set_log_level("holdfast", "critical")
+    logging.getLogger("holdfast.admin").info("admin restart")
+    logging.getLogger("holdfast.x").error("hidden")
+    assert [line.partition(": ")[2] for line in stream.getvalue().splitlines()] == [
+        "admin drain",
+        "admin restart",
+    ]
 
 
 def test_a_console_line_commands_no_terminal() -> None:
