@@ -41,7 +41,6 @@ RETRY_MILLISECONDS = 2000
 
 _EVENT_ID = re.compile(r"(?P<name>[0-9a-f]{8})-(?P<number>[0-9]{1,18})")
 _COMMENT = b": alive\n\n"
-_RENEW = b'event: renew\ndata: {"reason":"the key is checked again"}\n\n'
 _BYE = b'event: bye\ndata: {"reason":"the server stops"}\n\n'
 
 
@@ -132,7 +131,7 @@ class Feed:
         while True:
             left_seconds = end_seconds - time.monotonic()
             if left_seconds <= 0 and not self._has_ended:
-                yield _RENEW
+                yield _renewal()
                 return
             if seen != self._number:
                 events = self._events_after(seen)
@@ -202,10 +201,9 @@ class Feed:
     def _whole(self) -> bytes:
         """Return the document with the time of its sending, by which clients set their clocks."""
         self._snapshot = self._snapshot or _encoded(self._document)[1:]
-        sent = iso_time(time.time()).encode()
         return b'id: %b\nevent: snapshot\ndata: {"time":"%b",%b\n\n' % (
             self._id(),
-            sent,
+            _now(),
             self._snapshot,
         )
 
@@ -223,6 +221,15 @@ class Feed:
 def interval_seconds(viewers: int) -> float:
     """Return the time between two changes: the more viewers, the longer."""
     return max(INTERVAL_SECONDS, viewers / MAX_EVENTS_PER_SECOND)
+
+
+def _renewal() -> bytes:
+    """Return the end of a stream, with the time: the viewer's own clock may have been set."""
+    return b'event: renew\ndata: {"reason":"the key is checked again","time":"%b"}\n\n' % _now()
+
+
+def _now() -> bytes:
+    return iso_time(time.time()).encode()
 
 
 def _encoded(document: Document) -> bytes:

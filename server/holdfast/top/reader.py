@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -79,6 +80,7 @@ class Mirror:
             self.has_said_goodbye = True
         elif event.name == "renew":
             self.has_to_renew = True
+            self._set_clock(_object(event.data).get("time"))
         elif event.name in ("snapshot", "change"):
             data = _object(event.data)
             is_whole = event.name == "snapshot"
@@ -86,6 +88,7 @@ class Mirror:
             self.last_event_id = event.event_id if _ID.fullmatch(event.event_id) else ""
             self.has_said_goodbye = self.has_to_renew = False
             if is_whole:
+                self._ahead_seconds = 0.0
                 self._set_clock(data.get("time"))
 
     @property
@@ -94,10 +97,9 @@ class Mirror:
         return self.clock() + self._ahead_seconds
 
     def _set_clock(self, sent: object) -> None:
-        try:
+        """Learn how far ahead the server is, if this is the time at which it sent an event."""
+        with suppress(ValueError, OverflowError):
             self._ahead_seconds = datetime.fromisoformat(str(sent)).timestamp() - self.clock()
-        except (ValueError, OverflowError):
-            self._ahead_seconds = 0.0
 
 
 def _fields(block: str) -> dict[str, str]:

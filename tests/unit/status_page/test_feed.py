@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -282,6 +283,8 @@ def test_a_stream_ends_so_that_its_key_is_checked_again(monkeypatch: pytest.Monk
                 counted.number += 1
         assert (met[0].name, met[-1].name) == ("snapshot", "renew")
         assert "bye" not in {event.name for event in met}
+        sent = datetime.fromisoformat(json.loads(met[-1].data)["time"])
+        assert abs(sent.timestamp() - time.time()) < DEADLINE_SECONDS
         monkeypatch.undo()
         async with feed.viewing(), aclosing(feed.events(met[-2].event_id)) as events:
             assert await read(events) == []

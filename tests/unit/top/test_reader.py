@@ -79,3 +79,16 @@ def test_an_end_that_asks_to_come_back_is_no_goodbye() -> None:
     assert (mirror.has_to_renew, mirror.has_said_goodbye) == (True, False)
     mirror.take(StatusEvent("change", "{}", "1f-3"))
     assert not mirror.has_to_renew
+
+
+def test_an_end_that_asks_to_come_back_says_what_time_it_is() -> None:
+    """Our own clock may have been set; a server that is older says nothing of it."""
+    now = [100.0]
+    mirror = Mirror(clock=lambda: now[0])
+    mirror.take(StatusEvent("snapshot", '{"time":"1970-01-01T00:02:00.000+00:00"}', "1f-1"))
+    now[0] = 5000.0
+    mirror.take(StatusEvent("renew", '{"time":"1970-01-01T00:07:00.000+00:00"}', ""))
+    assert mirror.now_unix_seconds == 420.0
+    mirror.take(StatusEvent("renew", "{}", ""))
+    assert mirror.now_unix_seconds == 420.0
+    assert mirror.last_event_id == "1f-1"

@@ -40,8 +40,8 @@ let link = { name: "connecting" };
 
 const follower = new Follower(STREAM, {
   onEvent(name, data) {
+    if (name === "snapshot" || name === "renew") setClock(data.time);
     if (name === "snapshot") {
-      serverAheadMilliseconds = instant(data.time) - Date.now();
       report = data;
     } else if (name === "change") {
       report = merged(report, data);
@@ -65,6 +65,12 @@ const logIn = new LogIn(
     follower.start(key);
   },
 );
+
+/** The time of the server's sending tells how far its clock is ahead of ours, which may be set. */
+function setClock(sent) {
+  const aheadMilliseconds = instant(sent) - Date.now();
+  if (Number.isFinite(aheadMilliseconds)) serverAheadMilliseconds = aheadMilliseconds;
+}
 
 function draw() {
   document.body.dataset.connection = link.name;

@@ -170,9 +170,9 @@ export class Follower {
       silence.delay();
       for (const event of parser.feed(value)) {
         if (event.name === "bye") return "stopped";
-        if (event.name === "renew") return "renewed";
         this.#lastId = event.id || this.#lastId;
         this.#tell(event);
+        if (event.name === "renew") return "renewed";
       }
     }
   }

@@ -113,14 +113,16 @@ test("a stream that ends without a goodbye is lost", async (t) => {
   await first(named("lost"));
 });
 
-test("a stream that is to be renewed is followed on, and nothing is told of it", async (t) => {
-  const renewed = 'id: a-7\nevent: change\ndata: {}\n\nevent: renew\ndata: {}\n\n';
+test("a stream that is to be renewed is followed on, and tells only the time", async (t) => {
+  const renewed = 'id: a-7\nevent: change\ndata: {}\n\nevent: renew\ndata: {"time":"x"}\n\n';
   const change = 'event: change\ndata: {"b":1}\n\n';
   const { asked, url } = await serving(t, streaming(renewed, { isOver: true }), streaming(change));
   const { follower, told, first } = following(t, url);
   follower.start("a-key");
   await first((one) => one.data?.b === 1);
   assert.deepEqual(told.map(({ name }) => name).filter(Boolean), ["connecting", "live", "live"]);
+  const renewal = told.find(({ event }) => event === "renew");
+  assert.deepEqual(renewal.data, { time: "x" });
   assert.deepEqual([asked[1].authorization, asked[1]["last-event-id"]], ["Bearer a-key", "a-7"]);
 });
 
