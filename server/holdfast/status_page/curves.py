@@ -28,7 +28,8 @@ class Curves:
         }
         self._points[interval] = MappingProxyType(known)
         oldest = interval - MAX_POINTS
-        self._points = {key: one for key, one in self._points.items() if key > oldest}
+        # A clock that is set back leaves points behind that are not of the last hour by its time.
+        self._points = {key: one for key, one in self._points.items() if oldest < key <= interval}
 
     def points(self) -> Mapping[str, Point]:
         """Return the points by their intervals. One that has not changed is the same object."""

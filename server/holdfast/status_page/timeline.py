@@ -32,6 +32,7 @@ class Timeline:
         self._lock = threading.Lock()
         self._number = 0
         self._events: dict[int, tuple[float, Event]] = {}
+        """With the times by which they leave, which increase as their numbers do."""
         self._first_state: tuple[int, Event] | None = None
         self._last_state: int | None = None
         """The number of the state that lasts."""
@@ -89,6 +90,7 @@ class Timeline:
         return self._first_state[1] if self._first_state is not None else None
 
     def _drop_old(self, now_seconds: float) -> None:
+        self._follow_clock_back(now_seconds)
         while self._events:
             number, (at_seconds, _) = next(iter(self._events.items()))
             if at_seconds > now_seconds - HORIZON_SECONDS:
@@ -96,6 +98,14 @@ class Timeline:
             self._drop(number)
         while len(self._events) > MAX_EVENTS:
             self._drop(self._least_needed())
+
+    def _follow_clock_back(self, now_seconds: float) -> None:
+        """Have events whose time is yet to come leave as if they were of now."""
+        if any(at_seconds > now_seconds for at_seconds, _ in self._events.values()):
+            self._events = {
+                number: (min(at_seconds, now_seconds), event)
+                for number, (at_seconds, event) in self._events.items()
+            }
 
     def _least_needed(self) -> int:
         """Return the oldest growth, as there may be many, or else the oldest event."""

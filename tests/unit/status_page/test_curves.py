@@ -28,6 +28,14 @@ def test_an_hour_is_kept() -> None:
     assert list(curves.points()) == [str(2 * MAX_POINTS - 1), str(3 * MAX_POINTS - 2)]
 
 
+def test_a_clock_that_is_set_back_leaves_no_points_of_a_time_to_come() -> None:
+    """They would stay until that time, and take places without end."""
+    curves = Curves()
+    for interval in (10, 5_000_000, 5_000_001, 11, 12):
+        curves.add(interval, {"running": interval})
+    assert list(curves.points()) == ["11", "12"]
+
+
 @pytest.mark.parametrize(
     ("values", "percent", "expected"),
     [([], 50, None), ([3.0], 99, 3.0), ([4, 1, 3, 2], 50, 2), (range(1, 101), 99, 99)],

@@ -77,6 +77,24 @@ def test_old_events_go_and_the_state_in_which_they_fell_stays() -> None:
     assert told(timeline, "state") == ["READY", "RECOVERING"]
 
 
+def test_events_leave_even_if_the_clock_was_set_back() -> None:
+    """Those whose time is yet to come too, and they hold back none that came after them."""
+    timeline, clock = a_timeline()
+    enter(timeline, "STARTING")
+    now_seconds = clock.now_seconds
+    clock.now_seconds += 365 * HORIZON_SECONDS
+    timeline.add("death", generation=1)
+    clock.now_seconds = now_seconds + 10.0
+    enter(timeline, "READY")
+    clock.now_seconds += HORIZON_SECONDS / 2
+    timeline.add("probe", generation=1)
+    assert told(timeline, "kind") == ["state", "death", "state", "probe"]
+    clock.now_seconds += HORIZON_SECONDS / 2
+    assert told(timeline, "kind") == ["state", "probe"]
+    clock.now_seconds += HORIZON_SECONDS / 2
+    assert told(timeline, "state") == ["READY"]
+
+
 def test_only_so_many_events_are_kept() -> None:
     """An engine may die every minute."""
     timeline, _ = a_timeline()
