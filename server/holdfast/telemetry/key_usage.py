@@ -95,10 +95,13 @@ class KeyUsage:
     def totals(self) -> dict[str, Used]:
         """Return what each key has used since the start, valid keys without any use included.
 
-        At most `MAX_NAMES` keys have their own entry; the others are `OTHER`.
+        At most `MAX_NAMES` keys have their own entry; the others are `OTHER`. A valid key takes the
+        place of one that is no longer valid.
         """
+        names = tuple(self._names())
+        self._make_room(frozenset(names))
         # A series must exist before its first increase, which an alert would not see otherwise.
-        for name in self._names():
+        for name in names:
             self._total(name)
         return {name: replace(used) for name, used in list(self._totals.items())}
 
@@ -111,8 +114,20 @@ class KeyUsage:
         if used is not None:
             return used
         with self._lock:
-            is_full = len(self._totals) >= MAX_NAMES and name not in self._totals
+            is_full = self._room <= 0 and name not in self._totals
             return self._totals.setdefault(OTHER if is_full else name, Used())
+
+    @property
+    def _room(self) -> int:
+        return MAX_NAMES - len(self._totals) + (OTHER in self._totals)
+
+    def _make_room(self, valid: frozenset[str]) -> None:
+        """Drop the oldest names of removed keys, as many as valid keys need places."""
+        with self._lock:
+            missing = len(valid - self._totals.keys()) - self._room
+            removed = [name for name in self._totals if name not in valid and name != OTHER]
+            for name in removed[: max(missing, 0)]:
+                del self._totals[name]
 
     def _on(self, day: int, name: str) -> Used:
         by_name = self._days.get(day)

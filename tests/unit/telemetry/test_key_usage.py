@@ -35,6 +35,26 @@ def test_names_beyond_the_bound_are_counted_together() -> None:
     assert usage.days()[usage.day]["third"].requests == 1
 
 
+def test_a_removed_key_leaves_its_place_to_a_valid_one() -> None:
+    """Only when there is no other, and a name that comes back begins at 0."""
+    valid = [f"key {number}" for number in range(MAX_NAMES)]
+    usage = KeyUsage(lambda: tuple(valid))
+    usage.totals()
+    usage.count("key 0", requests=5)
+    usage.count("new", requests=1)
+    assert usage.totals()[OTHER].requests == 1
+    valid[0:2] = ["new"]
+    totals = usage.totals()
+    assert ("key 0" in totals, totals["key 1"], totals["new"]) == (False, Used(), Used())
+    usage.count("new", requests=2)
+    usage.count("key 0", requests=1)
+    totals = usage.totals()
+    assert (totals["new"].requests, totals[OTHER].requests) == (2, 2)
+    valid[0] = "key 0"
+    assert usage.totals()["key 0"] == Used()
+    assert len(usage.totals()) == MAX_NAMES + 1
+
+
 def test_a_new_day_begins_with_nothing() -> None:
     """The day before is kept for its file, and no other."""
     clock = FakeClock()
