@@ -44,7 +44,7 @@ from holdfast.errors import OverloadedError
 from holdfast.patches import grammar_steps
 from holdfast.patches.grammar_compilation import COMPILES_TOO_LONG, NOT_COMPILED
 from holdfast.patches.grammar_memory import NO_ROOM
-from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
+from holdfast.patches.grammar_steps import HAD_NO_TIME, TOO_LARGE, TOO_SLOW
 from holdfast.patches.grammars import DEAD_END
 from holdfast.processes import forkserver, tree
 from holdfast.request_context import REQUEST, RequestContext
@@ -601,7 +601,7 @@ def output(finish_reason: str | None, stop_reason: str | None = None) -> Any:
     return SimpleNamespace(prompt_token_ids=[1, 2, 3], outputs=[one])
 
 
-@pytest.mark.parametrize("reason", [TOO_SLOW, TOO_LARGE, COMPILES_TOO_LONG])
+@pytest.mark.parametrize("reason", [TOO_SLOW, TOO_LARGE])
 def test_a_grammar_that_an_engine_gives_up_is_the_fault_of_the_client(reason: str) -> None:
     """The request is left, and the grammar is refused from then on."""
     seen: list[str] = []
@@ -653,9 +653,11 @@ def test_what_was_made_for_a_grammar_that_is_given_up_is_counted(
     [
         (NO_ROOM, GracefulHTTPError, "too much memory"),
         (NOT_COMPILED, GracefulHTTPError, "too long"),
+        (COMPILES_TOO_LONG, GracefulHTTPError, "too busy"),
+        (HAD_NO_TIME, GracefulHTTPError, "no time"),
         (DEAD_END, VLLMValidationError, "allows no token"),
     ],
-    ids=["made-room", "had-no-turn", "leads-nowhere"],
+    ids=["made-room", "had-no-turn", "was-not-compiled", "was-late", "leads-nowhere"],
 )
 def test_a_grammar_may_be_sent_again_after_one_answer_of_it_ended(
     reason: str, error: type[Exception], message: str
@@ -672,7 +674,7 @@ def test_a_grammar_may_be_sent_again_after_one_answer_of_it_ended(
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize("reason", [NO_ROOM, NOT_COMPILED])
+@pytest.mark.parametrize("reason", [NO_ROOM, NOT_COMPILED, COMPILES_TOO_LONG, HAD_NO_TIME])
 def test_a_grammar_for_which_others_leave_no_room_is_a_429(reason: str) -> None:
     """Which says that the client may send it again."""
     context = RequestContext()

@@ -22,6 +22,7 @@ from holdfast.patches.grammar_memory import ThreadGrowth, give_back, most_gramma
 
 TOO_SLOW = "holdfast: the grammar exceeded its CPU time"
 TOO_LARGE = "holdfast: the grammar exceeded its memory"
+HAD_NO_TIME = "holdfast: other work left the grammar no time"
 FAILED = "holdfast: the grammar failed"
 
 BURST_SECONDS = 0.25
@@ -50,16 +51,28 @@ class GrammarBudget:
     most_bytes: int = most_grammar_bytes(0)
     grown_bytes: int = 0
 
-    def allowed_seconds(self, tokens: int, *, is_late: bool = False) -> float:
-        """Return what it may take for the next tokens; in a late step it has only their share."""
+    def excess(self, seconds: float, tokens: int, others_seconds: float = 0.0) -> str:
+        """Return why it may not take so long for the tokens of a step; empty if it may.
+
+        What the others of the step have taken may leave it only the share of its tokens. That is
+        not its own fault.
+        """
+        if seconds > self._allowed_seconds(seconds, tokens):
+            return TOO_SLOW
+        if seconds > self._allowed_seconds(others_seconds + seconds, tokens):
+            return HAD_NO_TIME
+        return ""
+
+    def _allowed_seconds(self, step_seconds: float, tokens: int) -> float:
+        is_late = step_seconds > STEP_SECONDS
         return tokens * SECONDS_PER_TOKEN + (0.0 if is_late else self.saved_seconds)
 
-    def spend(self, seconds: float, tokens: int, *, is_late: bool = False) -> bool:
-        """Charge what it took for the tokens; return whether that was allowed."""
-        is_allowed = seconds <= self.allowed_seconds(tokens, is_late=is_late)
+    def spend(self, seconds: float, tokens: int, others_seconds: float = 0.0) -> str:
+        """Charge what it took for the tokens; return why it may not, as `excess` does."""
+        reason = self.excess(seconds, tokens, others_seconds)
         saved_seconds = self.saved_seconds + tokens * SECONDS_PER_TOKEN - seconds
         self.saved_seconds = min(BURST_SECONDS, saved_seconds)
-        return is_allowed
+        return reason
 
     def grow(self, added_bytes: int) -> bool:
         """Charge what was added to it; return whether that was allowed."""
@@ -88,9 +101,6 @@ class _Step:
     grown_bytes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     ended: queue.SimpleQueue[_Worker] = field(default_factory=queue.SimpleQueue)
-
-    def is_late(self, seconds: float) -> bool:
-        return self.used_seconds + seconds > STEP_SECONDS
 
 
 class _Worker(threading.Thread):
@@ -137,7 +147,7 @@ class _Worker(threading.Thread):
         seconds = now_seconds - self._began_seconds
         if now_seconds - self._read_at_seconds > _UNNOTICED_SECONDS:
             seconds = min(seconds, self._read_clock(now_seconds))
-        is_late = step.is_late(seconds)
+        others_seconds = step.used_seconds
         step.used_seconds += seconds
         grown_bytes = self._growth.grown_bytes()
         step.grown_bytes += grown_bytes
@@ -148,8 +158,8 @@ class _Worker(threading.Thread):
             job.give_up(TOO_LARGE)
             give_back()
             self._growth.begin()
-        elif not job.budget.spend(seconds, job.tokens, is_late=is_late):
-            job.give_up(TOO_SLOW)
+        elif reason := job.budget.spend(seconds, job.tokens, others_seconds):
+            job.give_up(reason)
         else:
             job.finish(result)
 
@@ -168,13 +178,12 @@ class _Worker(threading.Thread):
             clock = time.pthread_getcpuclockid(self.ident)
             waited_seconds = time.monotonic() - self._began_seconds
             seconds = min(waited_seconds, time.clock_gettime(clock) - self._cpu_seconds)
-            is_late = step.is_late(seconds)
-            is_allowed = seconds <= job.budget.allowed_seconds(job.tokens, is_late=is_late)
-            if is_allowed and waited_seconds <= MAX_WAIT_SECONDS:
+            reason = job.budget.excess(seconds, job.tokens, step.used_seconds)
+            if not reason and waited_seconds <= MAX_WAIT_SECONDS:
                 return False
             step.used_seconds += seconds
             self._is_lost = True
-            job.give_up(TOO_SLOW)
+            job.give_up(reason or HAD_NO_TIME)
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.native_id or 0, _LOWEST_PRIORITY)
         return True

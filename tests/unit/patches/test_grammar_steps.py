@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from holdfast.patches import grammar_memory, grammar_steps
 from holdfast.patches.grammar_steps import (
     BURST_SECONDS,
     FAILED,
+    HAD_NO_TIME,
     SECONDS_PER_TOKEN,
     TOO_LARGE,
     TOO_SLOW,
@@ -55,6 +57,13 @@ def long_work(ended: threading.Event) -> None:
 
 def some_work() -> str:
     hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000)
+    return "done"
+
+
+def work_for(seconds: float) -> str:
+    until_seconds = time.thread_time() + seconds
+    while time.thread_time() < until_seconds:
+        pass
     return "done"
 
 
@@ -99,6 +108,31 @@ def test_many_grammars_that_are_all_too_slow_do_not_add_up(
     seen = Seen()
     GrammarThreads().run([seen.job(str(number), some_work) for number in range(16)])
     assert set(seen.said.values()) == {TOO_SLOW}
+
+
+@pytest.mark.parametrize("poll_seconds", [grammar_steps._POLL_SECONDS, LEISURE_SECONDS])
+def test_a_grammar_that_others_make_late_is_not_called_slow(
+    monkeypatch: pytest.MonkeyPatch, poll_seconds: float
+) -> None:
+    """Nothing is known against it, whether it is given up at work or at its end."""
+    monkeypatch.setattr(grammar_steps, "_POLL_SECONDS", poll_seconds)
+    monkeypatch.setattr(grammar_steps, "STEP_SECONDS", 1.0)
+    seen = Seen()
+    jobs = [
+        seen.job(name, partial(work_for, seconds), GrammarBudget(LEISURE_SECONDS))
+        for name, seconds in (("first", 0.9), ("late", 0.5))
+    ]
+    GrammarThreads().run(jobs)
+    assert seen.said == {"first": "done", "late": HAD_NO_TIME}
+
+
+def test_a_grammar_that_only_waits_is_not_called_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The container may have been frozen meanwhile."""
+    monkeypatch.setattr(grammar_steps, "MAX_WAIT_SECONDS", 0.1)
+    ended, seen = threading.Event(), Seen()
+    GrammarThreads().run([seen.job("waits", lambda: ended.wait(DEADLINE_SECONDS))])
+    ended.set()
+    assert seen.said == {"waits": HAD_NO_TIME}
 
 
 def test_a_grammar_that_raises_concerns_no_other() -> None:
@@ -192,10 +226,10 @@ def test_a_large_step_is_shared() -> None:
 def test_a_budget_allows_so_much_on_average() -> None:
     """And more at once only of what was saved."""
     budget = GrammarBudget()
-    assert budget.spend(BURST_SECONDS, 1)
+    assert not budget.spend(BURST_SECONDS, 1)
     for _ in range(100):
-        assert budget.spend(SECONDS_PER_TOKEN, 1)
-    assert not budget.spend(3 * SECONDS_PER_TOKEN, 1)
+        assert not budget.spend(SECONDS_PER_TOKEN, 1)
+    assert budget.spend(3 * SECONDS_PER_TOKEN, 1) == TOO_SLOW
 
 
 def test_a_budget_saves_so_much_and_no_more() -> None:
@@ -203,4 +237,4 @@ def test_a_budget_saves_so_much_and_no_more() -> None:
     budget = GrammarBudget()
     for _ in range(10_000):
         budget.spend(0.0, 1)
-    assert not budget.spend(BURST_SECONDS + 2 * SECONDS_PER_TOKEN, 1)
+    assert budget.spend(BURST_SECONDS + 2 * SECONDS_PER_TOKEN, 1) == TOO_SLOW

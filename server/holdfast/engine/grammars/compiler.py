@@ -184,7 +184,7 @@ def _try_answer(
         if not has_ended:
             made.fill_bitmask(mask, 0)
         now_seconds = time.thread_time()
-        if not budget.spend(now_seconds - began_seconds, 1):
+        if budget.spend(now_seconds - began_seconds, 1):
             raise SlowGrammarError(
                 f"the grammar takes {now_seconds - began_seconds:.2f} s of CPU time per token; at "
                 f"most {SECONDS_PER_TOKEN:g} s on average and {BURST_SECONDS:g} s are allowed"

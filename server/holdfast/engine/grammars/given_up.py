@@ -15,18 +15,20 @@ from holdfast.engine.vllm_errors import as_http_errors
 from holdfast.errors import RETRY_AFTER_SECONDS, OverloadedError
 from holdfast.patches.grammar_compilation import COMPILES_TOO_LONG, NOT_COMPILED
 from holdfast.patches.grammar_memory import NO_ROOM
-from holdfast.patches.grammar_steps import TOO_LARGE, TOO_SLOW
+from holdfast.patches.grammar_steps import HAD_NO_TIME, TOO_LARGE, TOO_SLOW
 from holdfast.patches.grammars import DEAD_END
 from holdfast.request_context import current_request
 
 _REFUSALS = {
     TOO_SLOW: "it takes the engine too much CPU time per token",
     TOO_LARGE: "its answer takes the engine too much memory",
-    COMPILES_TOO_LONG: "it takes the engine too long to compile",
 }
 _LATER = {
     NO_ROOM: "The grammars of all requests take the engine too much memory. Try again later.",
     NOT_COMPILED: "The grammars of other requests take the engine too long. Try again later.",
+    HAD_NO_TIME: "The engine had no time for the grammar of the request. Try again later.",
+    # A trial needed at most half of that time.
+    COMPILES_TOO_LONG: "The engine is too busy to compile the grammar. Try again later.",
 }
 _DEAD_END = "The answer reached a point where the grammar allows no token."
 
@@ -39,7 +41,7 @@ async def refusing(
     Raises:
         VLLMValidationError: the engine gave the grammar up, see `patches.grammars`, or it leads
             nowhere.
-        GracefulHTTPError: it gave it up because those of others took its memory or its time.
+        GracefulHTTPError: it gave it up because others took its memory or its time.
     """
     async with aclosing(outputs):
         async for output in outputs:
