@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -388,6 +389,47 @@ def test_a_worker_that_takes_long_to_end_costs_the_others_nothing() -> None:
             after = await _until_complete(asked)
             assert first in after
             assert len(before & after) == WORKERS
+
+    run(scene)
+
+
+def test_a_worker_that_cannot_be_forked_costs_the_others_nothing() -> None:
+    """The container may have as many processes as it may have; it is tried again."""
+
+    async def scene() -> None:
+        async with pool(scripted_compiler.without_processes) as asked:
+            await ask(asked, "")
+            before = await _until_complete(asked)
+            first = _first_of(before)
+            slow = asyncio.create_task(ask(asked, "sleep 2"))
+            answer = await ask(asked, f"crash {signal.SIGSEGV:d}")
+            assert (answer.reply, answer.signal) == (None, signal.SIGSEGV)
+            assert (await slow).reply is not None
+            after = await _until_complete(asked)
+            assert first in after
+            assert len(before & after) == WORKERS
+
+    run(scene)
+
+
+@pytest.mark.parametrize("kind", [threading.Thread, threading.Timer])
+def test_a_start_without_threads_may_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch, kind: type[threading.Thread]
+) -> None:
+    """They count as processes in a container. It leaves no descriptor open."""
+
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scene() -> None:
+        async with pool() as asked:
+            opened = psutil.Process().num_fds()
+            with monkeypatch.context() as patched:
+                patched.setattr(kind, "start", fail)
+                with pytest.raises(NotReadyError):
+                    await ask(asked, "")
+            assert psutil.Process().num_fds() <= opened
+            assert (await ask(asked, "")).reply is not None
 
     run(scene)
 

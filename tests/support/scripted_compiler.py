@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,19 @@ def make() -> Any:
 def just_forked() -> Any:
     """Leave the workers as they are in their first moments: not yet bound to their parent."""
     lifetime.die_with_parent = lambda parent_pid=None: None  # noqa: ARG005 - the name of the original
+    return obey
+
+
+def without_processes() -> Any:
+    """Let most forks fail, as where a container has as many processes as it may have."""
+    fork, outcomes = os.fork, cycle([True, False, False, False])
+
+    def fork_sometimes() -> int:
+        if not next(outcomes):
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    os.fork = fork_sometimes
     return obey
 
 

@@ -33,6 +33,8 @@ _CHUNK_BYTES = 1 << 16
 _MESSAGE_BYTES = 64
 _POLL_SECONDS = 0.01
 _GONE_POLL_SECONDS = 0.1
+_START_ERRORS = (TimeoutError, OSError, EOFError, RuntimeError, psutil.NoSuchProcess)
+"""How a start may fail; a RuntimeError says that this process can have no other thread."""
 
 logger = logging.getLogger("holdfast.engine")
 
@@ -188,7 +190,7 @@ class Pool:
                     theirs.close()
                     ours.setblocking(False)
                     reply = await asyncio.get_running_loop().sock_recv(ours, len(READY))
-            except (TimeoutError, OSError, EOFError, psutil.NoSuchProcess) as error:
+            except _START_ERRORS as error:
                 ours.close()
                 self._reaper.kill(process)
                 raise _unavailable(

@@ -81,9 +81,13 @@ def serve(
     control.send(READY)
     alive: set[int] = set()
     while True:
-        while len(alive) < workers:
-            alive.add(_forked(compile_grammar, control, memory_bytes))
-        pid, status, usage = os.wait4(-1, 0)
+        with suppress(OSError):  # too many processes: those that live go on
+            while len(alive) < workers:
+                alive.add(_forked(compile_grammar, control, memory_bytes))
+        if (ended := _next_ended(waits=len(alive) == workers)) is None:
+            time.sleep(_PAUSE_SECONDS)
+            continue
+        pid, status, usage = ended
         alive.discard(pid)
         code = os.waitstatus_to_exitcode(status)
         if code == _CLOSED:
@@ -93,6 +97,15 @@ def serve(
                 seconds = usage.ru_utime + usage.ru_stime
                 control.send(b"%d %d %f" % (pid, code, seconds), socket.MSG_DONTWAIT)
             time.sleep(_PAUSE_SECONDS)  # so that workers that end at once cause no fork storm
+
+
+def _next_ended(*, waits: bool) -> tuple[int, int, resource.struct_rusage] | None:
+    """Return what `wait4` tells of a worker; None if none has ended, unless it `waits` for one."""
+    try:
+        ended = os.wait4(-1, 0 if waits else os.WNOHANG)
+    except ChildProcessError:  # none could be forked yet
+        return None
+    return ended if ended[0] else None
 
 
 def _forked(compile_grammar: Compile, control: socket.socket, memory_bytes: int) -> int:
