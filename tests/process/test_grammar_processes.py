@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -429,6 +431,20 @@ def test_a_start_without_threads_may_be_tried_again(
                 with pytest.raises(NotReadyError):
                     await ask(asked, "")
             assert psutil.Process().num_fds() <= opened
+            assert (await ask(asked, "")).reply is not None
+
+    run(scene)
+
+
+def test_a_start_needs_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system for temporary files may be full."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def scene() -> None:
+        async with pool() as asked:
+            monkeypatch.setattr(Path, "touch", fail)
             assert (await ask(asked, "")).reply is not None
 
     run(scene)

@@ -7,6 +7,7 @@ of the fork server, which therefore records their exit codes in a directory.
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing.process
 import os
 import signal
@@ -25,6 +26,9 @@ OUT_OF_MEMORY = " (probably for lack of memory)"
 _EXEMPT = "exempt-"
 _EXIT_CODE_FIELD = 49
 """The position of `exit_code` in /proc/PID/stat, counted from the first field after the name."""
+_warned_causes: set[str | None] = set()
+
+logger = logging.getLogger("holdfast.engine")
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -184,9 +188,18 @@ def recorded_pids(directory: Path) -> frozenset[int]:
 
 
 def exempt(directory: Path, pid: int) -> None:
-    """Have `first_killed` pass over a child of the fork server, which belongs to no engine."""
-    directory.mkdir(exist_ok=True)
-    (directory / f"{_EXEMPT}{pid}").touch()
+    """Have `first_killed` pass over a child of the fork server, which belongs to no engine.
+
+    If that cannot be recorded, for example on a full disk, a warning is logged once: the process
+    works without it.
+    """
+    try:
+        directory.mkdir(exist_ok=True)
+        (directory / f"{_EXEMPT}{pid}").touch()
+    except OSError as error:
+        if error.strerror not in _warned_causes:
+            _warned_causes.add(error.strerror)
+            logger.warning("cannot record which processes belong to no engine: %s", error.strerror)
 
 
 def recorded_exit_code(directory: Path, pid: int) -> int | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from holdfast.processes import exits
 from holdfast.processes.exits import (
     ExitWatcher,
     ProcessExit,
@@ -108,6 +109,19 @@ def test_what_belongs_to_no_engine_is_passed_over(tmp_path: Path) -> None:
     exempt(tmp_path / "codes", 1)
     _ends(tmp_path / "codes", 1, -signal.SIGKILL, 1)
     assert first_killed(tmp_path / "codes", frozenset()) == ""
+
+
+def test_a_directory_that_takes_no_file_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the process is for is more important than what is said of its end."""
+    monkeypatch.setattr(exits, "_warned_causes", set())
+    (tmp_path / "codes").touch()
+    exempt(tmp_path / "codes", 1)
+    exempt(tmp_path / "codes", 2)
+    assert [record.message for record in caplog.records] == [
+        "cannot record which processes belong to no engine: File exists"
+    ]
 
 
 def test_a_child_is_recorded_before_it_is_reaped(tmp_path: Path) -> None:
