@@ -15,7 +15,7 @@ from http import HTTPStatus
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -34,10 +34,10 @@ import scripted_compiler
 from holdfast.demo.files import ensure_demo_model
 from holdfast.engine.grammars import checker
 from holdfast.engine.grammars import compiler as compiler_module
-from holdfast.engine.grammars.checker import GrammarChecker, grammar_checker
+from holdfast.engine.grammars.checker import QUICK_SLOTS, GrammarChecker, grammar_checker
 from holdfast.engine.grammars.compiler import Compiler
 from holdfast.engine.grammars.given_up import refusing
-from holdfast.engine.grammars.pool import Pool
+from holdfast.engine.grammars.pool import Pool, TrialReply
 from holdfast.engine.grammars.requests import check_in_workers, validate_without_xgrammar
 from holdfast.engine.grammars.text import MAX_GRAMMAR_BYTES, grammar_text
 from holdfast.errors import OverloadedError
@@ -325,6 +325,53 @@ def test_no_key_waits_in_the_queue_of_another_for_the_same_grammar() -> None:
             one.cancel()
         pool.stop()
         await asyncio.gather(*queued, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+class _BusyPool:
+    """Starts no process, and finds every grammar slow once it may reply."""
+
+    memory_bytes = 0
+
+    def __init__(self) -> None:
+        self.may_reply = asyncio.Event()
+        self.trials = 0
+
+    async def compile(self, *_: Any, **__: Any) -> TrialReply:
+        self.trials += 1
+        await self.may_reply.wait()
+        return TrialReply(None, signal.SIGPROF, 1.0)
+
+    async def until_gone(self, _pid: int) -> None:
+        return
+
+
+def test_nothing_is_kept_of_a_grammar_whose_clients_left_before_its_turn() -> None:
+    """Half a MiB each. One that has its turn goes on, and one for which a client waits is kept."""
+
+    async def scene() -> None:
+        pool = _BusyPool()
+        asked = GrammarChecker(cast("Pool", pool), timeout_seconds=DEADLINE_SECONDS)
+        tried = [asyncio.create_task(check(asked, str(n), "bad")) for n in range(QUICK_SLOTS)]
+        queued = [asyncio.create_task(check(asked, "queued", "bad")) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        for one in (*tried, *queued[:2]):
+            one.cancel()
+        await asyncio.sleep(0.05)
+        assert len(asked._trials) == QUICK_SLOTS + 1
+        queued[2].cancel()
+        again = asyncio.create_task(check(asked, "queued", "bad"))
+        await asyncio.sleep(0.05)
+        assert len(asked._trials) == QUICK_SLOTS + 1
+        assert not again.done()
+        again.cancel()
+        await asyncio.sleep(0.05)
+        assert len(asked._trials) == QUICK_SLOTS
+        pool.may_reply.set()
+        await asyncio.sleep(0.05)
+        assert not asked._trials
+        assert pool.trials == QUICK_SLOTS
 
     asyncio.run(scene())
 

@@ -81,6 +81,8 @@ class _Trial:
 
     task: asyncio.Task[TrialResult]
     waiting: int = 0
+    is_queued: bool = True
+    """Whether it waits for a slot."""
 
 
 class GrammarChecker:
@@ -147,9 +149,13 @@ class GrammarChecker:
                 return await asyncio.shield(trial.task)
         finally:
             trial.waiting -= 1
+            if trial.is_queued and not trial.waiting:
+                # Its turn may come late, and the grammars of clients that have left add up.
+                trial.task.cancel()
+                self._ended(tried, trial.task)
 
     async def _try(self, tried: _Tried, grammar: bytes) -> TrialResult:
-        # A trial goes on after its client has left: it ends in time by itself.
+        # Once it has a slot, a trial goes on after its client has left: it ends in time by itself.
         try:
             quickly = await self._try_quickly(tried, grammar)
             result = quickly or await self._try_slowly(tried, grammar)
@@ -166,9 +172,10 @@ class GrammarChecker:
     async def _try_quickly(self, tried: _Tried, grammar: bytes) -> TrialResult | None:
         """Return the result of a short trial; None if it takes longer."""
         limit_seconds = min(QUICK_SECONDS, self.timeout_seconds)
-        await self._take(self._quick, tried.key)
+        await self._take(self._quick, tried)
         try:
-            if (known := self._known_by_now(tried)) is not None:
+            # A trial for another key may have found it meanwhile.
+            if (known := self._remembered(tried.digest)) is not None:
                 return known
             answer = await self._pool.compile(
                 grammar, limit_seconds, limit_cpu_seconds=QUICK_CPU_SECONDS
@@ -182,10 +189,11 @@ class GrammarChecker:
 
     async def _try_slowly(self, tried: _Tried, grammar: bytes) -> TrialResult:
         """Return the result of a trial with the whole timeout; each key has one at a time."""
-        await self._take(self._slow, tried.key)
+        await self._take(self._slow, tried)
         seconds, pid = 0.0, 0
         try:
-            if (known := self._known_by_now(tried)) is not None:
+            # As in `_try_quickly`.
+            if (known := self._remembered(tried.digest)) is not None:
                 return known
             answer = await self._pool.compile(grammar, self.timeout_seconds, is_slow=True)
             pid = answer.pid
@@ -210,17 +218,23 @@ class GrammarChecker:
         finally:
             self._slow.give(key)
 
-    async def _take(self, lane: Lane, key: str) -> None:
+    async def _take(self, lane: Lane, tried: _Tried) -> None:
         """Take a slot of a lane.
 
         Raises:
+            NotReadyError: no client waits for it any more.
             OverloadedError: too many other grammars came first.
         """
+        trial = self._trials[tried]
+        if not trial.waiting:
+            raise NotReadyError("The client has left.")
+        trial.is_queued = True
         try:
             async with asyncio.timeout(self.timeout_seconds):
-                await lane.take(key)
+                await lane.take(tried.key)
         except TimeoutError:
             raise self._later("Too many other grammars are being checked.") from None
+        trial.is_queued = False
 
     def _result_of(self, answer: TrialReply) -> TrialResult:
         until_seconds = asyncio.get_running_loop().time() + REFUSALS_SECONDS
@@ -256,20 +270,11 @@ class GrammarChecker:
         seconds = int(self.timeout_seconds)
         return OverloadedError(f"{cause} Try again later.", retry_after_seconds=seconds)
 
-    def _known_by_now(self, tried: _Tried) -> TrialResult | None:
-        """Return what a trial for another key has found; None if the grammar has to be tried.
-
-        Raises:
-            NotReadyError: no client waits for it any more.
-        """
-        known, trial = self._remembered(tried.digest), self._trials.get(tried)
-        if known is None and (trial is None or not trial.waiting):
-            raise NotReadyError("The client has left.")
-        return known
-
     def _ended(self, tried: _Tried, task: asyncio.Task[TrialResult]) -> None:
-        self._trials.pop(tried, None)
-        if not task.cancelled():
+        trial = self._trials.get(tried)
+        if trial is not None and trial.task is task:
+            del self._trials[tried]
+        if task.done() and not task.cancelled():
             task.exception()  # so asyncio does not log it if every client has left
 
     def _remembered(self, digest: bytes) -> TrialResult | None:
