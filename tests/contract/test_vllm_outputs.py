@@ -213,6 +213,24 @@ def test_another_request_is_another(other: str) -> None:
     assert other != digest_of({"prompt_token_ids": [1, 2]})
 
 
+def nested(depth: int, *, is_mapping: bool) -> Any:
+    """A parameter that a client has nested."""
+    value: Any = depth
+    for _ in range(depth):
+        value = {"a": value} if is_mapping else [value]
+    return value
+
+
+@pytest.mark.parametrize("is_mapping", [False, True])
+def test_a_parameter_has_a_digest_however_deep_it_is(*, is_mapping: bool) -> None:
+    """The digest is made when an engine has died: what fails then ends the server."""
+    digests = {
+        digest_of({"prompt_token_ids": [1]}, extra_args={"x": nested(depth, is_mapping=is_mapping)})
+        for depth in (10_000, 10_001, 10_000)
+    }
+    assert len(digests) == 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_all_of_a_tensor_counts(dtype: torch.dtype) -> None:
     """Its text leaves most elements out, so that two prompts would look alike."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from array import array
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from http import HTTPStatus
@@ -271,42 +271,49 @@ def _is_sent_in_part(prompt: Any) -> bool:
 def _digest_of(*values: Any) -> str:
     """Return the SHA-256 of values, as 64 hexadecimal digits. Each tensor element counts."""
     digest = hashlib.sha256()
-    for value in values:
-        _feed(digest, value)
+    pending = [*reversed(values)]  # the next one last; a client may nest deeper than calls may
+    while pending:
+        pending += reversed(_feed(digest, pending.pop()))
     return digest.hexdigest()
 
 
-def _feed(digest: Any, value: Any) -> None:
-    """Digest a value with its kind and its length, so that no two values look alike."""
+def _feed(digest: Any, value: Any) -> Sequence[Any]:
+    """Digest a value with its kind and its length, so that no two values look alike.
+
+    Return the parts of it that are to be digested next.
+    """
     if isinstance(value, Mapping):
         items = sorted(value.items(), key=lambda item: str(item[0]))
-        _feed_all(digest, "map", [part for item in items for part in item])
-    elif isinstance(value, AbstractSet):
-        _feed_all(digest, "set", sorted(value, key=str))
-    elif isinstance(value, list | tuple):
-        _feed_all(digest, "list", value)
-    elif isinstance(value, bytes | bytearray | memoryview):
+        return _feed_all(digest, "map", [part for item in items for part in item])
+    if isinstance(value, AbstractSet):
+        return _feed_all(digest, "set", sorted(value, key=str))
+    if isinstance(value, list | tuple):
+        return _feed_all(digest, "list", value)
+    if (fields := fields_of(value)) is not None:
+        return _feed_all(digest, type(value).__name__, fields)
+    _feed_plain(digest, value)
+    return ()
+
+
+def _feed_plain(digest: Any, value: Any) -> None:
+    if isinstance(value, bytes | bytearray | memoryview):
         _feed_bytes(digest, "bytes", value)
     elif hasattr(value, "untyped_storage"):
         _feed_bytes(digest, f"tensor {value.dtype} {tuple(value.shape)}", _content(value))
     elif hasattr(value, "tobytes") and hasattr(value, "dtype"):
         _feed_bytes(digest, f"array {value.dtype} {value.shape}", value.tobytes())
-    elif (fields := fields_of(value)) is not None:
-        _feed_all(digest, type(value).__name__, fields)
     else:
         _feed_bytes(digest, type(value).__name__, str(value).encode("utf-8", "surrogatepass"))
 
 
-def _feed_all(digest: Any, kind: str, values: Iterable[Any]) -> None:
-    values = list(values)
+def _feed_all(digest: Any, kind: str, values: Sequence[Any]) -> Sequence[Any]:
     try:
         content = array("q", values).tobytes()  # a prompt: much faster as a whole
     except (TypeError, OverflowError):
         digest.update(f"{kind} {len(values)}:".encode())
-        for value in values:
-            _feed(digest, value)
-    else:
-        _feed_bytes(digest, f"{kind} of integers", content)
+        return values
+    _feed_bytes(digest, f"{kind} of integers", content)
+    return ()
 
 
 def _feed_bytes(digest: Any, kind: str, content: bytes | bytearray | memoryview) -> None:

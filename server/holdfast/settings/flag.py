@@ -24,6 +24,8 @@ _UNITS = {
 }
 _MAX_BYTES = 1 << 50
 _MAX_TOKENS = 1 << 31
+_MAX_DEPTH = 256
+"""Code that reads a body level by level may take several of Python's 1000 calls for each."""
 _YEAR_SECONDS = 31_536_000
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"", "0", "false", "no", "off"}
@@ -179,6 +181,11 @@ def positive_count(text: str) -> int:
     return _whole_number(text, 1)
 
 
+def nesting_depth(text: str) -> int:
+    """Parse a depth from 1 to `_MAX_DEPTH`; ValueError for anything else."""
+    return _whole_number(text, 1, _MAX_DEPTH)
+
+
 def port_number(text: str) -> int:
     """Parse a port that others can be told, so not 0; ValueError for anything else."""
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 65536:
@@ -236,9 +243,9 @@ def boolean(text: str) -> bool:
     return text.lower() in _TRUE
 
 
-def _whole_number(text: str, least: int) -> int:
-    if not re.fullmatch("[0-9]{1,6}", text) or int(text) < least:
-        raise ValueError(f"expected a number from {least} to 999999")
+def _whole_number(text: str, least: int, most: int = 999_999) -> int:
+    if not re.fullmatch("[0-9]{1,6}", text) or not least <= int(text) <= most:
+        raise ValueError(f"expected a number from {least} to {most}")
     return int(text)
 
 

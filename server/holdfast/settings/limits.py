@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.settings.flag import (
     flag,
+    nesting_depth,
     positive_count,
     positive_seconds,
     positive_size_bytes,
@@ -37,10 +38,10 @@ class LimitSettings:
     )
     max_json_depth: int = flag(
         "--max-json-depth",
-        positive_count,
+        nesting_depth,
         128,
         "N",
-        "maximum nesting of arrays and objects in a JSON body; answer 400 beyond that",
+        "maximum nesting of arrays and objects in a JSON body, 256 or less; answer 400 beyond that",
     )
     max_url_bytes: int = flag(
         "--max-url-length",

@@ -11,7 +11,9 @@ import pytest
 
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.suspects import digests
+from holdfast.engine.suspects.blame import BlameVerdict
 from holdfast.errors import QuarantinedError, SuspectedError
+from holdfast.request_context import RequestContext
 from replay_harness import RAISED, ReplayHarness, answered, killed, named, run_scene
 from scripted_llm import PlainOutputs
 
@@ -41,6 +43,40 @@ def test_the_prompt_of_a_client_that_left_is_digested_by_another_thread() -> Non
     run_scene(scene)
     assert len(threads) == 1
     assert threads[0] != threading.get_ident()
+
+
+@pytest.mark.parametrize("error", [RecursionError, TypeError, ValueError])
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_prompt_without_a_digest_is_blamed_all_the_same(
+    error: type[Exception], *, has_left: bool
+) -> None:
+    """Its key is charged, and it is like no other, so that nothing else is refused for it."""
+
+    class FailingOutputs(PlainOutputs):
+        """They cannot digest what is bad."""
+
+        def digest_of(self, arguments: Mapping[str, Any]) -> str:
+            if arguments["prompt"].startswith("bad"):
+                raise error
+            return super().digest_of(arguments)
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.requests = ReplayManager(FailingOutputs())
+        for name in ("bad#1", "bad#2"):
+            harness.start().hold()
+            call = harness.call(name, context=RequestContext(key="key"))
+            await harness.llm.until_received(1)
+            if has_left:
+                call.cancel()
+                await asyncio.wait({call})
+            verdict = harness.bury(named(name))
+            assert verdict == BlameVerdict(1, is_charged=True, has_suspects=True)
+            if not has_left:
+                with answered(SuspectedError):
+                    await call
+        assert harness.suspicions.charged("key") == 2
+
+    run_scene(scene)
 
 
 def test_a_large_prompt_is_digested_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ VALUES = {
     "--max-engine-restarts": ("0", 0, "7", 7),
     "--max-body-size": ("64MiB", 64 << 20, "1kB", 1000),
     "--max-buffered-size": ("64MiB", 64 << 20, "1kB", 1000),
-    "--max-json-depth": ("1", 1, "500", 500),
+    "--max-json-depth": ("1", 1, "256", 256),
     "--max-url-length": ("2KiB", 2048, "1", 1),
     "--max-headers": ("1", 1, "256", 256),
     "--max-header-size": ("4MiB", 4 << 20, "100", 100),
@@ -169,6 +169,14 @@ def test_a_wrong_secret_is_refused_without_its_value(text: str) -> None:
         read([], {"HOLDFAST_ADMIN_API_KEY": text})
     expected = "expected a key of visible ASCII characters without spaces"
     assert caught.value.cause == f"HOLDFAST_ADMIN_API_KEY: {expected}."
+
+
+def test_a_body_may_not_be_nested_without_end() -> None:
+    """What reads a body deeper than this, here or in vLLM, may run into Python's own limit."""
+    with pytest.raises(UsageError) as caught:
+        read(["--max-json-depth=257"], {})
+    assert caught.value.cause == "--max-json-depth: expected a number from 1 to 256, not '257'."
+    assert "--max-json-depth" in caught.value.remedy
 
 
 def test_no_key_is_in_the_text_of_the_settings() -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from holdfast.engine.requests.request import EngineOutputs, EngineRequest
+
+logger = logging.getLogger("holdfast.engine")
 
 LARGE_BYTES = 1 << 20
 """A larger prompt takes milliseconds, and one with images up to a second."""
@@ -25,7 +31,7 @@ class Digests:
     def start(self, request: EngineRequest) -> None:
         """Have the thread digest a request; a further call has no effect."""
         if request.digest is None and request.digesting is None:
-            request.digesting = self._thread.submit(self._outputs.digest_of, request.arguments)
+            request.digesting = self._thread.submit(self._made, request.arguments)
 
     async def until_known(self, request: EngineRequest) -> str:
         """Return the digest when it is there, without holding up the event loop."""
@@ -38,5 +44,17 @@ class Digests:
         """Return the digest; wait for the thread if it has begun."""
         if request.digest is None and request.digesting is not None:
             request.digest = request.digesting.result()
-        request.digest = request.digest or self._outputs.digest_of(request.arguments)
+        request.digest = request.digest or self._made(request.arguments)
         return request.digest
+
+    def _made(self, arguments: Mapping[str, Any]) -> str:
+        """Return the digest; one that no other request has if it cannot be made.
+
+        What a client sends must not fail the judgement of a death, which would end the server.
+        """
+        try:
+            return self._outputs.digest_of(arguments)
+        except (RuntimeError, TypeError, ValueError) as error:  # RuntimeError: torch, or recursion
+            name = arguments.get("request_id", "")
+            logger.warning("request %s has no digest, so its like is not known: %r", name, error)
+            return secrets.token_hex(32)
