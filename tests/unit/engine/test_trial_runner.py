@@ -7,7 +7,10 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from holdfast.engine.replay import ReplayManager
+from holdfast.engine.suspects import trials
 from holdfast.engine.suspects.blame import BlameVerdict
 from holdfast.errors import HostMemoryError, NotReadyError, SuspectedError
 from holdfast.records import Death, Suspect
@@ -40,6 +43,40 @@ class LateLLM(ScriptedLLM):
         async for output in super().generate(prompt, **options):
             self._clock.now_seconds += TRIAL_SECONDS / 5
             yield output
+
+
+class LongStepLLM(ScriptedLLM):
+    """Has one request whose next step takes longer than all trials may."""
+
+    def __init__(self, clock: FakeClock, slow: str) -> None:
+        super().__init__(answers=1000)
+        self._clock = clock
+        self._slow = slow
+
+    async def generate(self, prompt: str, **options: Any) -> AsyncIterator[Output]:
+        """The time passes before the first token."""
+        if prompt == self._slow:
+            self._clock.now_seconds += 2 * TRIAL_SECONDS
+        async for output in super().generate(prompt, **options):
+            yield output
+
+
+class SilentLLM(ScriptedLLM):
+    """Makes no token for one request, as while it computes a very long prompt."""
+
+    def __init__(self, silent: str) -> None:
+        super().__init__()
+        self._silent = silent
+
+    async def generate(self, prompt: str, **options: Any) -> AsyncIterator[Output]:
+        """The one waits until it is aborted."""
+        if prompt == self._silent:
+            self.hold()
+        try:
+            async for output in super().generate(prompt, **options):
+                yield output
+        finally:
+            self.release()
 
 
 def test_a_suspect_is_acquitted_once_it_is_past_the_point() -> None:
@@ -93,6 +130,55 @@ def test_a_slow_suspect_leaves_the_others_their_share() -> None:
             await slow
         assert not short.done()
         short.cancel()
+
+    run_scene(scene)
+
+
+def test_a_suspect_that_makes_no_token_leaves_the_others_their_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its trial ends with its time, and nobody waits for its first token."""
+    monkeypatch.setattr(trials, "LEAST_TRIAL_SECONDS", 1.0)
+
+    async def scene(harness: ReplayHarness) -> None:
+        (silent, good), _ = await killed(harness, RAISED, ["silent", "good"])
+        llm = harness.start(SilentLLM("silent"), is_open=False)
+        assert await harness.requests.try_suspects(1.0)
+        assert llm.received[:3] == ["silent", "good", "silent"]
+        assert not llm.running
+        with answered(SuspectedError):
+            await silent
+        harness.requests.open()
+        await good
+
+    run_scene(scene)
+
+
+def test_the_time_that_a_key_overruns_is_taken_from_that_key() -> None:
+    """A step cannot be cut short; the other keys' requests are tried all the same."""
+    clock = FakeClock()
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.requests = ReplayManager(PlainOutputs(), clock=clock)
+        harness.start().hold()
+        names = ("slow", "good#1", "good#2")
+        slow, *good = (harness.call(name, context=RequestContext(key=name)) for name in names)
+        await harness.llm.until_received(3)
+        reached_tokens = (900, 0, 0)
+        suspects = tuple(
+            Suspect(name, tokens, is_prefill=False)
+            for name, tokens in zip(names, reached_tokens, strict=True)
+        )
+        harness.bury(replace(RAISED, suspects=suspects))
+        await harness.until_held(3)
+        llm = harness.start(LongStepLLM(clock, "slow"), is_open=False)
+        assert await harness.requests.try_suspects(TRIAL_SECONDS)
+        assert llm.received == [*names]
+        with answered(SuspectedError):
+            await slow
+        harness.requests.open()
+        for call in good:
+            await call
 
     run_scene(scene)
 

@@ -141,9 +141,9 @@ class Blame:
             return self._judge(death, present, left)
         return self._judge_recurrence(death, present, left, gone_before)
 
-    def is_overdue(self) -> bool:
-        """Whether the time for the running trial is over."""
-        return self._trials is None or self._trials.is_overdue
+    def seconds_until_overdue(self) -> float:
+        """Return the time left for the running trial; 0 or less if it is over."""
+        return self._trials.seconds_until_overdue if self._trials else 0.0
 
     def is_in_step(self, request: EngineRequest) -> bool:
         """Whether the engine runs a step with this request."""

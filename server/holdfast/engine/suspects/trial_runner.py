@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -35,9 +35,9 @@ class TrialRunner:
     ) -> Sequence[EngineRequest] | None:
         """Run requests until all are past the point of the last death; None if the engine dies.
 
-        A request that is overdue is stopped with its next token, and returned. One that makes no
-        token may hang in the engine, which only the rule of stalls can tell. At the end no step
-        with any of them is running, so that what the engine dies of later was not theirs.
+        A request that is overdue is stopped, and returned. Its step may hang in the engine, which
+        only the rule of stalls can tell. At the end no step with any of them is running, so that
+        what the engine dies of later was not theirs.
         """
         if not requests:
             return ()
@@ -65,21 +65,37 @@ class TrialRunner:
         REQUEST.set(request.context.on_trial())
         found = self._outputs.continued_arguments(request.arguments, request.sent, llm)
         arguments = self._outputs.trial_arguments(request.method, found or request.arguments)
-        has_passed = True
         request.is_abort_expected = False  # this engine has not been asked to
         with self._load.track(request):
             async with aclosing(getattr(llm, request.method)(**arguments)) as outputs:
+                has_passed = await self._read_past_death(request, outputs)
+            if has_passed is None:
+                return None
+            # Still as one that an output is due to, so that a hang of this step is a stall.
+            await self._until_out_of_steps(request)
+        return has_passed
+
+    async def _read_past_death(
+        self, request: EngineRequest, outputs: AsyncIterator[Any]
+    ) -> bool | None:
+        """Read outputs until the request is past the point or overdue; see `_run_past_death`.
+
+        Outputs that are cut off abort the request.
+        """
+        try:
+            async with asyncio.timeout(self._blame.seconds_until_overdue()) as limit:
                 async for output in outputs:
                     if self._aborts.is_unexpected(request, output, is_on_trial=True):
                         return None
                     if self._outputs.context_tokens(output) > request.reached_tokens:
-                        break
-                    if self._blame.is_overdue():
-                        has_passed = False
-                        break
-            # Still as one that an output is due to, so that a hang of this step is a stall.
-            await self._until_out_of_steps(request)
-        return has_passed
+                        return True
+                    if self._blame.seconds_until_overdue() <= 0:
+                        return False
+        except TimeoutError:
+            if not limit.expired():  # it is the request's own error
+                raise
+            return False
+        return True
 
     async def _until_out_of_steps(self, request: EngineRequest) -> None:
         """Wait for the step that vLLM began before it knew that the trial was over."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from holdfast.engine.requests.request import EngineRequest
@@ -49,6 +49,8 @@ class Trials:
         self._running: list[EngineRequest] | None = None
         self._seconds_left: float | None = None
         """The time left for trials; None until the first trial."""
+        self._overrun_seconds = defaultdict[str, float](float)
+        """How much longer trials took than they were given, by key."""
         self._ends_seconds = 0.0
         """When the time for the group on trial is over."""
         self._engines_left = TRIAL_ENGINES
@@ -69,9 +71,9 @@ class Trials:
         return [request for group in self._untried for request in group]
 
     @property
-    def is_overdue(self) -> bool:
-        """Whether the time for the group on trial is over."""
-        return self._clock() >= self._ends_seconds
+    def seconds_until_overdue(self) -> float:
+        """The time left for the group on trial; 0 or less if it is over."""
+        return self._ends_seconds - self._clock()
 
     async def run(
         self,
@@ -80,23 +82,27 @@ class Trials:
     ) -> bool:
         """Try the suspects within `seconds`, over all engines; False if the engine dies of one.
 
-        `run_trial` runs a group, and returns those that it stopped because `is_overdue`, or None if
-        the engine died. The time of such a trial does not count, since engines are counted: it
-        takes `--stall-timeout` to notice that one hangs, which would leave no time to the others.
+        `run_trial` runs a group, and returns those that it stopped because their time was over, or
+        None if the engine died. The time of such a trial does not count, since engines are counted:
+        it takes `--stall-timeout` to notice a hang, which would leave no time to the others.
         """
         if self._seconds_left is None:
             self._seconds_left = max(seconds, LEAST_TRIAL_SECONDS)
-        while self._untried and self._engines_left > 0 and self._seconds_left > 0:
-            tried = self._running = self._untried[0]
+        while self._engines_left > 0 and (tried := self._next_group()):
+            self._running = tried
             names = ", ".join(request.request_id for request in tried)
             logger.info("trying requests alone, because they may have ended an engine: %s", names)
             began_seconds = self._clock()
             # A slow one leaves the others their share, and is tried again after them.
-            self._ends_seconds = began_seconds + self._seconds_left / len(self._untried)
+            share_seconds = self._seconds_for(tried) / len(self._untried)
+            self._ends_seconds = began_seconds + share_seconds
             stopped = await run_trial(tried)
             if stopped is None:
                 return False
-            self._seconds_left -= self._clock() - began_seconds
+            taken_seconds = self._clock() - began_seconds
+            # A step cannot be cut short. What it takes beyond the share is not the others' loss.
+            self._seconds_left -= min(taken_seconds, share_seconds)
+            self._overrun_seconds[tried[0].context.key] += max(0.0, taken_seconds - share_seconds)
             self._running = None
             self._untried.remove(tried)
             # One that was refused meanwhile has shown nothing, and no engine gets it any more.
@@ -171,6 +177,14 @@ class Trials:
         """Return how many deaths a request that ended an engine alone explains."""
         explained, self._unexplained = self._unexplained, 0
         return explained
+
+    def _next_group(self) -> list[EngineRequest] | None:
+        """Return the first group that there is time for; None if there is none."""
+        return next((group for group in self._untried if self._seconds_for(group) > 0), None)
+
+    def _seconds_for(self, group: Sequence[EngineRequest]) -> float:
+        """Return the time left for a group, whose requests have one key."""
+        return (self._seconds_left or 0.0) - self._overrun_seconds[group[0].context.key]
 
     def _groups(self, suspects: Iterable[EngineRequest]) -> list[list[EngineRequest]]:
         """Group suspects by key, or set them apart if all have the same key."""
