@@ -74,6 +74,7 @@ DRIVEN_ELSEWHERE = {
     "engine.openai_app": "contract/test_vllm_routes.py contract/test_vllm_http_metrics.py",
     "engine.outputs": "contract/test_vllm_outputs.py contract/test_vllm_sequences.py",
     "engine.proxy": "contract/test_vllm_outputs.py contract/test_vllm_context_limit.py",
+    "engine.suspects.convictions": "unit/engine/test_blame.py",
     "engine.suspects.presence": "unit/engine/test_blame.py unit/engine/test_replay.py",
     "engine.requests.request": "unit/engine/test_replay.py unit/engine/test_blame.py",
     "engine.rpc": "unit/engine/test_async_engine.py contract/test_vllm_admin.py",

@@ -43,14 +43,13 @@ from holdfast.engine.requests.arrivals import named_requests
 from holdfast.engine.requests.request import (
     EngineOutputs,
     EngineRequest,
-    quarantine_error,
     suspected_error,
 )
+from holdfast.engine.suspects.convictions import Convictions
 from holdfast.engine.suspects.departed import Departed, Leavers
 from holdfast.engine.suspects.digests import Digests
 from holdfast.engine.suspects.suspicions import Suspicions
 from holdfast.engine.suspects.trials import OF_NO_REQUEST, SHOWS_NOTHING, Trials, are_harmless_alone
-from holdfast.errors import HoldfastError
 from holdfast.records import Death
 
 logger = logging.getLogger("holdfast.engine")
@@ -86,9 +85,9 @@ class Blame:
         """
         self._outputs = outputs
         self.suspicions = suspicions
-        self._refused = refused
         self._clock = clock
         self._digests = Digests(outputs)
+        self._convictions = Convictions(suspicions, self._digests, refused)
         self._departed = Departed(outputs, in_step, clock)
         self._trials: Trials | None = None
         self._gone_before: frozenset[tuple[str, str]] = frozenset()
@@ -165,7 +164,7 @@ class Blame:
         async def run(tried: Sequence[EngineRequest]) -> Sequence[EngineRequest] | None:
             for request in tried:
                 if self.suspicions.suspended_seconds(request.context.key):
-                    self._refuse(request, suspected_error())
+                    self._convictions.refuse(request, suspected_error())
             return await run_trial([request for request in tried if request.refusal is None])
 
         if not await self._trials.run(run, seconds):
@@ -185,7 +184,7 @@ class Blame:
                 "request %s is not retried: there was no time or engine left to try it alone",
                 request.request_id,
             )
-            self._refuse(request, suspected_error())
+            self._convictions.refuse(request, suspected_error())
         self._trials = None
 
     def _accuses(self, death: Death, requests: Iterable[EngineRequest]) -> bool:
@@ -226,12 +225,12 @@ class Blame:
             keys = {request.context.key for request in suspects}
             # Their digests may take seconds of the event loop.
             may_be_known = len(keys) == 1 and self.suspicions.has_suspected(*keys)
-            culprits = [*filter(self._is_suspected, suspects)] if may_be_known else []
+            culprits = [*filter(self._convictions.is_suspected, suspects)] if may_be_known else []
         if not (culprits and is_complete):
             self._begin_trials(suspects, unexplained=1)
             return BlameVerdict(has_suspects=True)
         for request in culprits:
-            self._convict(request)
+            self._convictions.convict(request)
         for request in present:
             request.acquit()
         return BlameVerdict(1, bool(culprits[0].context.key), has_suspects=True)
@@ -246,19 +245,19 @@ class Blame:
         """Judge a death that accuses no request: those of two in a row are suspects."""
         gone = self._gone(death, present, left)
         for request in gone:
-            request.deaths = max(request.deaths, self._identity(request) in gone_before)
+            request.deaths = max(request.deaths, self._convictions.identity(request) in gone_before)
         suspects = [request for request in [*present, *gone] if request.deaths]
         unexplained = 1 + max((request.deaths for request in suspects), default=0)
         is_alone = len(present) + len(gone) == 1
         self._count_death(death, [*present, *gone])
         if not suspects:
-            self._gone_before = frozenset(map(self._identity, gone))
+            self._gone_before = frozenset(map(self._convictions.identity, gone))
             return BlameVerdict(has_suspects=bool(gone))
         if len(suspects) == 1 and death.cause == "host_memory":
-            self._refuse(suspects[0], suspected_error())
+            self._convictions.refuse(suspects[0], suspected_error())
             return BlameVerdict(1, has_suspects=True)
         if is_alone and death.cause not in SHOWS_NOTHING:
-            self._convict(suspects[0])
+            self._convictions.convict(suspects[0])
             return BlameVerdict(unexplained, bool(suspects[0].context.key), has_suspects=True)
         self._begin_trials(suspects, unexplained=unexplained)
         return BlameVerdict(has_suspects=True)
@@ -292,9 +291,9 @@ class Blame:
         (culprit,) = found
         explained = trials.explain()
         if death.blames_requests:
-            self._quarantine(culprit, deaths=explained)
+            self._convictions.quarantine(culprit, deaths=explained)
         else:
-            self._convict(culprit)
+            self._convictions.convict(culprit)
         return BlameVerdict(explained, bool(culprit.context.key), has_suspects=True)
 
     def _judge_group(
@@ -305,46 +304,13 @@ class Blame:
             return BlameVerdict(has_suspects=True)
         explained = trials.explain()
         # Their key pays even if each alone is harmless: they may be sent together again.
-        self._charge(group[0], deaths=explained if death.blames_requests else 1)
+        self._convictions.charge(group[0], deaths=explained if death.blames_requests else 1)
         for request in group if are_harmless else ():
-            self._refuse(request, suspected_error())
+            self._convictions.refuse(request, suspected_error())
         return BlameVerdict(explained, bool(key), has_suspects=True)
-
-    def _convict(self, request: EngineRequest) -> None:
-        """Refuse a request on evidence that is not a proof; a second one quarantines its like.
-
-        Its key is charged one death, however many are explained.
-        """
-        if self._is_suspected(request):
-            self._quarantine(request, deaths=1)
-            return
-        logger.error("request %s is not retried: an engine died of it", request.request_id)
-        self.suspicions.suspect(*self._identity(request))
-        self._charge(request, deaths=1)
-        self._refuse(request, suspected_error())
-
-    def _quarantine(self, request: EngineRequest, *, deaths: int) -> None:
-        logger.error("request %s is quarantined: engines died of it", request.request_id)
-        self.suspicions.quarantine(self._digests.of(request), request.context.key)
-        self._charge(request, deaths=deaths)
-        self._refuse(request, quarantine_error())
-
-    def _charge(self, request: EngineRequest, *, deaths: int) -> None:
-        if request.context.key:
-            self.suspicions.charge(request.context.key, deaths)
-
-    def _refuse(self, request: EngineRequest, error: HoldfastError) -> None:
-        request.refusal = error
-        self._refused(request)
 
     def _tokens(self, request: EngineRequest) -> int:
         """Return the length of prompt and answer as far as it was sent; 0 if nothing was."""
         sent = request.sent
         prompt_tokens = self._outputs.prompt_tokens(sent.last_output) if sent.token_ids else 0
         return prompt_tokens + len(sent.token_ids)
-
-    def _identity(self, request: EngineRequest) -> tuple[str, str]:
-        return self._digests.of(request), request.context.key
-
-    def _is_suspected(self, request: EngineRequest) -> bool:
-        return self.suspicions.is_suspected(*self._identity(request))
