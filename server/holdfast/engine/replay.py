@@ -329,11 +329,12 @@ class ReplayManager:
         return self.presence.judge(death)
 
     async def try_suspects(self, seconds: float) -> bool:
-        """Run the suspects of the last death on their own; False if the engine dies of them.
-
-        Suspects not tried within `seconds` are refused.
-        """
+        """Run the last death's suspects alone for `seconds`; False if the engine dies of them."""
         return await self._blame.try_suspects(partial(self._trial_runner.run, self._llm), seconds)
+
+    def verdict_of_trials(self) -> BlameVerdict:
+        """Return once what the trials have shown of the death before them."""
+        return self._blame.verdict_of_trials()
 
     def is_suspect(self, request_id: str) -> bool:
         """Whether the request with this ID runs on its own now, or will be tried on its own."""

@@ -150,6 +150,13 @@ class DeathHandler:
             requests.save()
         return outcome
 
+    def record_trials(self, requests: ReplayManager) -> None:
+        """Give back the death before the trials, if they have explained it."""
+        verdict = requests.verdict_of_trials()
+        if verdict.explained:
+            self._budget.explain(verdict)
+            requests.save()
+
     def record_failed_start(
         self, error: EngineStartError, *, start_seconds: float | None
     ) -> GenerationOutcome:
@@ -280,6 +287,10 @@ class RestartBudget:
             return
         may_end_server = not verdict.has_suspects and death.cause not in _FROM_NEIGHBOURS
         self._deaths.append(_CountedDeath(self._clock(), death.cause, may_end_server))
+        self.explain(verdict)
+
+    def explain(self, verdict: BlameVerdict) -> None:
+        """Refund the deaths that a verdict explains, the last ones first."""
         unexplained = [counted for counted in reversed(self._deaths) if counted.may_be_explained]
         for counted in unexplained[: verdict.explained]:
             counted.is_explained = True

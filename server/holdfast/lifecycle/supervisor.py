@@ -256,7 +256,9 @@ class Supervisor:
     async def _has_tried_suspects(self, requests: ReplayManager, death_task: DeathTask) -> bool:
         """Try the requests that may have ended the last engine; False if this one dies of them."""
         start_seconds = self._report.last_start_seconds or 0.0
-        return bool(await run_unless_dead(death_task, requests.try_suspects(start_seconds)))
+        has_tried = await run_unless_dead(death_task, requests.try_suspects(start_seconds))
+        self._deaths.record_trials(requests)
+        return bool(has_tried)
 
     @asynccontextmanager
     async def _running(self, launcher: EngineLauncher) -> AsyncIterator[Engine]:

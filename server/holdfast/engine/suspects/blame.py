@@ -9,6 +9,8 @@
   that has sent many killers takes no other key's request with it. A suspect whose like was
   convicted before is convicted without a trial only if all suspects are of its key. Requests that
   end engines only together are charged to their key, and refused the second time.
+* A suspect that cannot be made again is convicted without a trial if all others pass theirs. Of
+  several, none is: their key is charged, if it is the same.
 * Only a death that accuses requests makes suspects: an exception, a workspace rejection, a stall,
   or a signal that a process sends to itself. After any other death, and after the first rejection
   of a workspace, which the next start reserves, only requests that were also in the engine at the
@@ -30,6 +32,7 @@ Several that are harmless alone need two trials that accuse nobody. A trial that
 for lack of host memory shows nothing: both have a known sender. A death explained in this way is
 charged to the key that sent the request, a conviction as one. No key can get another key charged:
 what is convicted was alone in the failed step or in the engine, or all suspects are of its own key.
+Only a key whose request cannot be tried answers for what ends an engine in company and not alone.
 """
 
 from __future__ import annotations
@@ -90,6 +93,7 @@ class Blame:
         self._convictions = Convictions(suspicions, self._digests, refused)
         self._departed = Departed(outputs, in_step, clock)
         self._trials: Trials | None = None
+        self._verdict_of_trials = BlameVerdict()
         self._gone_before: frozenset[tuple[str, str]] = frozenset()
         """Digest and key of each request that left the engine before its last death."""
 
@@ -131,6 +135,7 @@ class Blame:
             return BlameVerdict()
         present, left = list(present), self._departed.take()
         if self._trials is not None and not present:
+            self._trials.cast_doubt()
             return BlameVerdict()  # it died under the probe, before the next trial
         self._trials = None
         gone_before, self._gone_before = self._gone_before, frozenset()
@@ -169,8 +174,14 @@ class Blame:
 
         if not await self._trials.run(run, seconds):
             return False
+        self._verdict_of_trials = self._judge_left_over(self._trials.left_over)
         self.refuse_untried()
         return True
+
+    def verdict_of_trials(self) -> BlameVerdict:
+        """Return once what the trials have shown of the death before them, by ending no engine."""
+        verdict, self._verdict_of_trials = self._verdict_of_trials, BlameVerdict()
+        return verdict
 
     @property
     def suspects(self) -> Sequence[EngineRequest]:
@@ -227,7 +238,8 @@ class Blame:
             may_be_known = len(keys) == 1 and self.suspicions.has_suspected(*keys)
             culprits = [*filter(self._convictions.is_suspected, suspects)] if may_be_known else []
         if not (culprits and is_complete):
-            self._begin_trials(suspects, unexplained=1)
+            are_all_known = is_complete and (death.suspects is not None or left.is_complete)
+            self._begin_trials(suspects, unexplained=1, is_conclusive=are_all_known)
             return BlameVerdict(has_suspects=True)
         for request in culprits:
             self._convictions.convict(request)
@@ -259,7 +271,7 @@ class Blame:
         if is_alone and death.cause not in SHOWS_NOTHING:
             self._convictions.convict(suspects[0])
             return BlameVerdict(unexplained, bool(suspects[0].context.key), has_suspects=True)
-        self._begin_trials(suspects, unexplained=unexplained)
+        self._begin_trials(suspects, unexplained=unexplained, is_conclusive=False)
         return BlameVerdict(has_suspects=True)
 
     def _count_death(self, death: Death, requests: Iterable[EngineRequest]) -> None:
@@ -268,10 +280,15 @@ class Blame:
             request.has_met_rejection |= death.cause == "workspace_rejection"
             request.reached_tokens = max(request.reached_tokens, self._tokens(request))
 
-    def _begin_trials(self, suspects: Iterable[EngineRequest], *, unexplained: int) -> None:
-        triable = [request for request in suspects if request.is_replayable]
+    def _begin_trials(
+        self, suspects: Iterable[EngineRequest], *, unexplained: int, is_conclusive: bool
+    ) -> None:
         self._trials = Trials(
-            triable, self.suspicions.charged, self._clock, unexplained=unexplained
+            suspects,
+            self.suspicions.charged,
+            self._clock,
+            unexplained=unexplained,
+            is_conclusive=is_conclusive,
         )
 
     def _judge_trial(self, death: Death, trials: Trials) -> BlameVerdict:
@@ -308,6 +325,20 @@ class Blame:
         for request in group if are_harmless else ():
             self._convictions.refuse(request, suspected_error())
         return BlameVerdict(explained, bool(key), has_suspects=True)
+
+    def _judge_left_over(self, requests: Sequence[EngineRequest]) -> BlameVerdict:
+        """Blame requests that no engine can get again: all other suspects are acquitted.
+
+        Of several, it is not known which it was, so that only a key that sent them all is charged.
+        """
+        keys = {request.context.key for request in requests}
+        if len(keys) != 1 or (len(requests) > 1 and not any(keys)):
+            return BlameVerdict()
+        if len(requests) == 1:
+            self._convictions.convict(requests[0])
+        else:
+            self._convictions.charge(requests[0], deaths=1)
+        return BlameVerdict(1, any(keys), has_suspects=True)
 
     def _tokens(self, request: EngineRequest) -> int:
         """Return the length of prompt and answer as far as it was sent; 0 if nothing was."""

@@ -36,14 +36,21 @@ class Trials:
         clock: Callable[[], float],
         *,
         unexplained: int,
+        is_conclusive: bool,
     ) -> None:
         """Take `charged`, which counts the engines that a key has ended.
 
-        `unexplained` is the number of deaths that the suspects may explain so far.
+        `unexplained` is the number of deaths that the suspects may explain so far. `is_conclusive`
+        says that the death was of one of them.
         """
         self._charged = charged
         self._clock = clock
-        self._untried = self._groups(suspects)
+        suspects = list(suspects)
+        triable = [request for request in suspects if request.is_replayable]
+        self._untriable = [request for request in suspects if not request.is_replayable]
+        self._triable_count = len(triable)
+        self._is_conclusive = is_conclusive
+        self._untried = self._groups(triable)
         """Groups to be tried together, the least likely to have caused the death first."""
         self._passed: list[EngineRequest] = []
         self._running: list[EngineRequest] | None = None
@@ -128,6 +135,19 @@ class Trials:
         """The requests that have passed their trials."""
         return self._passed
 
+    @property
+    def left_over(self) -> Sequence[EngineRequest]:
+        """The suspects that no engine can get again, if it must have been one of them.
+
+        All others have passed then, and no trial has ended an engine.
+        """
+        has_left_these = self._is_conclusive and len(self._passed) == self._triable_count
+        return self._untriable if has_left_these else ()
+
+    def cast_doubt(self) -> None:
+        """Record that an engine died otherwise, so that the first death may have been like it."""
+        self._is_conclusive = False
+
     def died(self, death: Death, *, is_of_others: bool) -> Sequence[EngineRequest]:
         """Record that the engine died in a trial; return the requests that may have ended it.
 
@@ -140,6 +160,7 @@ class Trials:
         if death.cause == "requested":
             return ()
         self._engines_left -= 1
+        self.cast_doubt()
         if is_of_others:
             self._unexplained += 1
         if is_of_others or death.cause in OF_NO_REQUEST or death.cause == "terminated":
