@@ -79,6 +79,52 @@ def test_a_prompt_without_a_digest_is_blamed_all_the_same(
     run_scene(scene)
 
 
+def start_nothing(_: threading.Thread) -> None:
+    """What the start of a thread is in a process that has all that it may have."""
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_client_that_leaves_is_remembered_though_no_thread_can_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its caller hears nothing of that, and its like is refused."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        for number in (1, 2):
+            harness.start().hold()
+            call = harness.call(f"bad#{number}", context=RequestContext(key="key"))
+            await harness.llm.until_received(1)
+            with monkeypatch.context() as patching:
+                patching.setattr(threading.Thread, "start", start_nothing)
+                call.cancel()
+                await asyncio.wait({call})
+            assert call.cancelled()
+            verdict = harness.bury(named(f"bad#{number}"))
+            assert verdict == BlameVerdict(1, is_charged=True, has_suspects=True)
+        harness.start()
+        with answered(QuarantinedError):
+            await harness.call("bad#3")
+
+    run_scene(scene)
+
+
+def test_a_large_prompt_is_known_though_no_thread_can_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The event loop digests it then: one is served, and another refused."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.suspicions.quarantine(PlainOutputs().digest_of({"prompt": "large bad"}), "key")
+        harness.start()
+        monkeypatch.setattr(digests, "LARGE_BYTES", 5)
+        monkeypatch.setattr(threading.Thread, "start", start_nothing)
+        await harness.call("large good")
+        with answered(QuarantinedError):
+            await harness.call("large bad")
+
+    run_scene(scene)
+
+
 def test_a_large_prompt_is_digested_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """While something is quarantined; its like is refused then, and any other one is served."""
     threads: dict[str, int] = {}

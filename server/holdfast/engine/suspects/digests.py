@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from holdfast.engine.requests.request import EngineOutputs, EngineRequest
@@ -22,7 +22,7 @@ class Digests:
 
     def __init__(self, outputs: EngineOutputs) -> None:
         self._outputs = outputs
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-digests")
+        self._thread = _one_thread()
 
     def is_large(self, request: EngineRequest) -> bool:
         """Whether the event loop should not digest it."""
@@ -31,7 +31,7 @@ class Digests:
     def start(self, request: EngineRequest) -> None:
         """Have the thread digest a request; a further call has no effect."""
         if request.digest is None and request.digesting is None:
-            request.digesting = self._thread.submit(self._made, request.arguments)
+            request.digesting = self._submitted(request.arguments)
 
     async def until_known(self, request: EngineRequest) -> str:
         """Return the digest when it is there, without holding up the event loop."""
@@ -47,6 +47,17 @@ class Digests:
         request.digest = request.digest or self._made(request.arguments)
         return request.digest
 
+    def _submitted(self, arguments: Mapping[str, Any]) -> Future[str]:
+        """Give the arguments to the thread; digest them here if the process has no thread left."""
+        try:
+            return self._thread.submit(self._made, arguments)
+        except RuntimeError:
+            # The old one keeps what it could not run, and the prompt with it.
+            self._thread = _one_thread()
+            done = Future[str]()
+            done.set_result(self._made(arguments))
+            return done
+
     def _made(self, arguments: Mapping[str, Any]) -> str:
         """Return the digest; one that no other request has if it cannot be made.
 
@@ -58,3 +69,7 @@ class Digests:
             name = arguments.get("request_id", "")
             logger.warning("request %s has no digest, so its like is not known: %r", name, error)
             return secrets.token_hex(32)
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="holdfast-digests")
