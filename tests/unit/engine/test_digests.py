@@ -12,7 +12,7 @@ import pytest
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.suspects import digests
 from holdfast.engine.suspects.blame import BlameVerdict
-from holdfast.errors import QuarantinedError, SuspectedError
+from holdfast.errors import QuarantinedError, RequestLostError, SuspectedError
 from holdfast.request_context import RequestContext
 from replay_harness import RAISED, ReplayHarness, answered, killed, named, run_scene
 from scripted_llm import PlainOutputs
@@ -74,6 +74,24 @@ def test_a_prompt_without_a_digest_is_blamed_all_the_same(
             if not has_left:
                 with answered(SuspectedError):
                     await call
+        assert harness.suspicions.charged("key") == 2
+
+    run_scene(scene)
+
+
+def test_a_prompt_that_is_a_stream_is_like_no_other() -> None:
+    """Nobody can read it twice; the next one may even be the object at the same address."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        for name in ("bad#1", "bad#2"):
+            harness.start().hold()
+            call = harness.call(name, context=RequestContext(key="key"), is_streamed=True)
+            await harness.llm.until_received(1)
+            assert harness.bury(named(name)).is_charged
+            with answered(RequestLostError):
+                await call
+        harness.start()
+        await harness.call("bad#3", context=RequestContext(key="other"), is_streamed=True)
         assert harness.suspicions.charged("key") == 2
 
     run_scene(scene)
