@@ -12,7 +12,7 @@ import pytest
 from holdfast.engine.replay import ReplayManager
 from holdfast.engine.suspects import trials
 from holdfast.engine.suspects.blame import BlameVerdict
-from holdfast.errors import HostMemoryError, NotReadyError, SuspectedError
+from holdfast.errors import HostMemoryError, NotReadyError, QuarantinedError, SuspectedError
 from holdfast.records import Death, Suspect
 from holdfast.request_context import RequestContext
 from replay_harness import (
@@ -142,6 +142,7 @@ def test_a_suspect_that_makes_no_token_leaves_the_others_their_share(
 
     async def scene(harness: ReplayHarness) -> None:
         (silent, good), _ = await killed(harness, RAISED, ["silent", "good"])
+        harness.requests.in_step = lambda: tuple(harness.llm.running)
         llm = harness.start(SilentLLM("silent"), is_open=False)
         assert await harness.requests.try_suspects(1.0)
         assert llm.received[:3] == ["silent", "good", "silent"]
@@ -149,6 +150,28 @@ def test_a_suspect_that_makes_no_token_leaves_the_others_their_share(
         with answered(SuspectedError):
             await silent
         harness.requests.open()
+        await good
+
+    run_scene(scene)
+
+
+def test_a_suspect_that_no_step_runs_is_left_to_the_rule_of_stalls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its engine may hang before the step, and the next trial would be blamed for nothing."""
+    monkeypatch.setattr(trials, "LEAST_TRIAL_SECONDS", 0.2)
+
+    async def scene(harness: ReplayHarness) -> None:
+        (silent, good), _ = await killed(harness, RAISED, ["silent", "good"])
+        llm = harness.start(SilentLLM("silent"), is_open=False)
+        trying = asyncio.create_task(harness.requests.try_suspects(0.2))
+        await asyncio.sleep(0.5)
+        assert llm.running == ["silent"]
+        assert harness.bury(named(cause="stall")).explained == 2
+        assert not await trying
+        with answered(QuarantinedError):
+            await silent
+        harness.start()
         await good
 
     run_scene(scene)

@@ -35,9 +35,9 @@ class TrialRunner:
     ) -> Sequence[EngineRequest] | None:
         """Run requests until all are past the point of the last death; None if the engine dies.
 
-        A request that is overdue is stopped, and returned. Its step may hang in the engine, which
-        only the rule of stalls can tell. At the end no step with any of them is running, so that
-        what the engine dies of later was not theirs.
+        A request that is overdue is stopped, with its next token or in its step, and returned. That
+        one hangs in the engine only the rule of stalls can tell. At the end no step with any of
+        them is running, so that what the engine dies of later was not theirs.
         """
         if not requests:
             return ()
@@ -83,19 +83,33 @@ class TrialRunner:
         Outputs that are cut off abort the request.
         """
         try:
-            async with asyncio.timeout(self._blame.seconds_until_overdue()) as limit:
-                async for output in outputs:
-                    if self._aborts.is_unexpected(request, output, is_on_trial=True):
-                        return None
-                    if self._outputs.context_tokens(output) > request.reached_tokens:
-                        return True
-                    if self._blame.seconds_until_overdue() <= 0:
-                        return False
+            async with asyncio.timeout(None) as limit:
+                stopping = asyncio.create_task(self._stop_when_overdue(request, limit))
+                try:
+                    async for output in outputs:
+                        if self._aborts.is_unexpected(request, output, is_on_trial=True):
+                            return None
+                        if self._outputs.context_tokens(output) > request.reached_tokens:
+                            return True
+                        if self._blame.seconds_until_overdue() <= 0:
+                            return False
+                finally:
+                    stopping.cancel()
         except TimeoutError:
             if not limit.expired():  # it is the request's own error
                 raise
             return False
         return True
+
+    async def _stop_when_overdue(self, request: EngineRequest, limit: asyncio.Timeout) -> None:
+        """Let the time of a request be over once it is overdue, and the engine works for it.
+
+        One that is in no step may hang the engine, and the next trial would be blamed for that.
+        """
+        await asyncio.sleep(self._blame.seconds_until_overdue())
+        while not self._blame.is_in_step(request):  # noqa: ASYNC110 - it can only be polled
+            await asyncio.sleep(STEP_LOOK_SECONDS)
+        limit.reschedule(asyncio.get_running_loop().time())
 
     async def _until_out_of_steps(self, request: EngineRequest) -> None:
         """Wait for the step that vLLM began before it knew that the trial was over."""
