@@ -25,6 +25,7 @@ from holdfast.lifecycle.states import TRANSITIONS, State, StateMachine
 from holdfast.records import (
     Death,
 )
+from holdfast.request_context import REQUEST, RequestContext
 from holdfast.settings import ProbeSettings, SupervisionSettings, WorkspaceSettings
 from holdfast.verify.baseline import Baseline, RecordedSequence
 from scripted_life import (
@@ -36,6 +37,7 @@ from scripted_life import (
     RAISED,
     REFUSING,
     SHORT,
+    Client,
     Halt,
     Life,
     Moves,
@@ -437,6 +439,31 @@ def test_a_call_that_comes_after_the_death_goes_to_the_next_engine(tmp_path: Pat
     assert life.error is None
     assert [len(answer) for answer in answers] == [1]
     assert [engine.llm.received for engine in world.engines] == [[], ["late"]]
+
+
+def test_a_death_that_the_trials_explain_delays_no_start(tmp_path: Path) -> None:
+    """The key of requests that cannot be tried is charged once the next engine is up."""
+    world = World(tmp_path)
+    delays: list[float] = []
+
+    async def act(life: Life) -> None:
+        REQUEST.set(RequestContext(key="bad"))
+        for number in range(2):
+            await life.until(State.READY)
+            llm = world.engines[number].llm
+            llm.hold()
+            calls = [Client(life, name, is_consumed=True).task for name in "pq"]
+            await llm.until_received(2)
+            world.engines[number].die(RAISED)
+            await asyncio.wait(calls)
+            assert all(isinstance(call.exception(), AnsweredError) for call in calls)
+            await life.until(State.RECOVERING)
+        await life.until(State.READY)
+        delays.append(life.supervisor._deaths._budget.wait_seconds(RAISED))
+        life.supervisor.request_stop()
+
+    assert lived(world, act).error is None
+    assert delays == [0.0]
 
 
 def test_calls_to_a_dead_engine_end_at_once(tmp_path: Path) -> None:
