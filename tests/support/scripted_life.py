@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -281,7 +282,9 @@ class Life:
         supervision: SupervisionSettings | None = None,
         memory: MemoryRelief | None = None,
         baseline: BaselineWatch | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Measure the times to READY by `clock`."""
         self.world = world
         self.engine_deaths = EngineDeaths()
         self.recycles = Recycles()
@@ -293,7 +296,7 @@ class Life:
             supervision or SupervisionSettings(),
             world,
             learning=Learning(workspace or WorkspaceSettings(), world.directory / "learned"),
-            forecast=Forecast(world.directory / "learned", ["model"]),
+            forecast=Forecast(world.directory / "learned", ["model"], clock),
             engine_deaths=self.engine_deaths,
             recycles=self.recycles,
             has_new_weights=lambda: world.has_new_weights,
@@ -352,11 +355,12 @@ def lived(
     workspace: WorkspaceSettings | None = None,
     supervision: SupervisionSettings | None = None,
     baseline: BaselineWatch | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Life:
     """Run a life to its end, while `act` does something."""
 
     async def live() -> Life:
-        life = Life(world, probe, workspace, supervision, baseline=baseline)
+        life = Life(world, probe, workspace, supervision, baseline=baseline, clock=clock)
         async with asyncio.timeout(DEADLINE_SECONDS), asyncio.TaskGroup() as tasks:
             tasks.create_task(life.run())
             if act is not None:

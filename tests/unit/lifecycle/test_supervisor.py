@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -54,6 +55,7 @@ from scripted_life import (
     unplugged_in,
 )
 from scripted_llm import AnsweredError, Output
+from stub_engine import FakeClock
 
 
 def test_a_proven_engine_is_ready_until_the_stop(tmp_path: Path) -> None:
@@ -745,3 +747,17 @@ def test_a_start_that_waits_for_other_nodes_says_so(tmp_path: Path) -> None:
     life = lived(world, stopped_in(State.READY))
     assert life.states[:4] == ["STARTING", "STARTING", "PROBING", "READY"]
     assert life.reasons[0] == "waiting for other nodes: 0 of 1 joined"
+
+
+def test_a_wait_for_other_nodes_is_not_remembered_as_part_of_a_start(tmp_path: Path) -> None:
+    """They can join at any time, and the next start has them sooner or later."""
+    clock = FakeClock()
+
+    class LateNodes(World):
+        async def until_startable(self, on_wait: Callable[[str], None]) -> None:
+            await super().until_startable(on_wait)
+            clock.now_seconds += 3600
+
+    lived(LateNodes(tmp_path), stopped_in(State.READY), clock=clock)
+    (times,) = (tmp_path / "learned").glob("times-*.json")
+    assert json.loads(times.read_text())["start"] == [0]

@@ -49,6 +49,9 @@ def engines(draw: st.DrawFn) -> EngineFacts:
     )
 
 
+SHORT_TOKENS = 24
+"""Of a prompt of 8 tokens and its answer of 16, which every server can be asked for."""
+
 CAPS = st.none() | st.integers(2, 6000)
 
 
@@ -58,6 +61,12 @@ def held_tokens(facts: EngineFacts, lengths: tuple[int, ...]) -> int:
     ahead = facts.draft_tokens + facts.draft_lookahead_tokens
     held = (min(length + ahead, facts.max_model_len) for length in lengths)
     return sum(-(-tokens // block) * block for tokens in held)
+
+
+def has_room(facts: EngineFacts, lengths: tuple[int, ...]) -> bool:
+    """Whether the KV cache holds requests of these lengths beside vLLM's null block."""
+    held = held_tokens(facts, lengths) + facts.kv_block_tokens
+    return not facts.kv_capacity_tokens or held <= facts.kv_capacity_tokens
 
 
 def budget(facts: EngineFacts, requests: int) -> int:
@@ -119,8 +128,15 @@ def test_composed_steps_fit(facts: EngineFacts, cap: int | None, data: st.DataOb
 
 @given(engines(), CAPS)
 def test_widest_decodes_fit(facts: EngineFacts, cap: int | None) -> None:
-    """All requests are prefilled in one step and hold their whole output in the KV cache."""
-    for plan in widest_decodes(EngineLimits.of(facts, cap)):
+    """All requests are prefilled in one step and hold their whole output in the KV cache.
+
+    There is a plan wherever one request has room for a short prompt and a short answer.
+    """
+    limits = EngineLimits.of(facts, cap)
+    plans = widest_decodes(limits)
+    is_served = limits.decoding_requests >= 1 and limits.prompt_tokens >= SHORT_TOKENS
+    assert plans or not (is_served and has_room(facts, (SHORT_TOKENS,)))
+    for plan in plans:
         length = plan.prompt_tokens + plan.output_tokens
         assert 1 <= plan.requests <= facts.max_num_seqs
         assert plan.requests * plan.prompt_tokens <= budget(facts, plan.requests)
@@ -135,9 +151,17 @@ def test_widest_decodes_fit(facts: EngineFacts, cap: int | None) -> None:
 
 @given(engines(), CAPS)
 def test_mixed_plans_fit(facts: EngineFacts, cap: int | None) -> None:
-    """Decoders and prompts have seats and KV cache at the same time, and fit in one step."""
+    """Decoders and prompts have seats and KV cache at the same time, and fit in one step.
+
+    There is a plan wherever a short request can decode beside the chunks of two others.
+    """
     limits = EngineLimits.of(facts, cap)
-    for plan in mixed(limits):
+    plans = mixed(limits)
+    is_served = limits.decoding_requests >= 3 and limits.prompt_tokens >= SHORT_TOKENS
+    has_step = facts.has_chunked_prefill and budget(facts, 1) >= SHORT_TOKENS
+    has_cache = not facts.kv_capacity_tokens
+    assert plans or not (is_served and has_step and has_cache)
+    for plan in plans:
         decoders = plan.decoders
         lengths = (decoders.prompt_tokens + decoders.output_tokens,) * decoders.requests
         prompts = (*plan.leading, plan.prefill_tokens)

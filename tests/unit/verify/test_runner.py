@@ -125,18 +125,18 @@ def test_what_is_skipped_has_its_remedy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recorded", "status"),
+    ("recorded", "status", "source"),
     [
-        (None, CheckStatus.PASSED),
-        ({"sums": Score(96, 100)}, CheckStatus.PASSED),
-        ({"sums": Score(99, 100)}, CheckStatus.FAILED),
-        ({"sums (profile standard)": Score(99, 100)}, CheckStatus.FAILED),
-        ({"sums (profile full)": Score(99, 100)}, CheckStatus.PASSED),
-        ({"products": Score(99, 100)}, CheckStatus.PASSED),
+        (None, CheckStatus.PASSED, None),
+        ({"sums": Score(96, 100)}, CheckStatus.PASSED, "baseline"),
+        ({"sums": Score(99, 100)}, CheckStatus.FAILED, "baseline"),
+        ({"sums (profile standard)": Score(99, 100)}, CheckStatus.FAILED, "baseline"),
+        ({"sums (profile full)": Score(99, 100)}, CheckStatus.PASSED, None),
+        ({"products": Score(99, 100)}, CheckStatus.PASSED, None),
     ],
 )
 def test_a_score_keeps_to_the_baseline(
-    recorded: dict[str, Score] | None, status: CheckStatus
+    recorded: dict[str, Score] | None, status: CheckStatus, source: str | None
 ) -> None:
     """It may be two standard errors behind; without a baseline it is only reported."""
     baseline = Baseline(recorded) if recorded else None
@@ -146,7 +146,7 @@ def test_a_score_keeps_to_the_baseline(
     assert made.status is status
     (number,) = made.numbers
     assert (number.value, number.of) == (90, 100)
-    assert number.limit is None or number.limit.source == "baseline"
+    assert (number.limit and number.limit.source) == source
 
 
 def test_what_a_flag_asks_for_is_not_skipped() -> None:
