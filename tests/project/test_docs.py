@@ -57,7 +57,7 @@ from holdfast.top.command import top_parser
 from holdfast.verify.checks import ALL
 from holdfast.verify.checks.tools.keywords import cases
 from holdfast.verify.checks.wire.routes import ROUTES
-from holdfast.verify.command import verify_parser
+from holdfast.verify.command import EXIT_CODES, verify_parser
 from holdfast.verify.diff import diff_parser
 from holdfast.verify.records import GROUPS, Group, Profile
 from sample_status import a_status
@@ -218,6 +218,26 @@ def test_the_exit_codes_are_those_of_the_help() -> None:
     assert [row[0] for row in rows] == [str(int(code)) for code in ExitCode]
     listed = ", ".join(" ".join(row) for row in rows)
     assert f"Exit codes: {listed}." in " ".join(cli._SERVE_EPILOG.split())
+
+
+def codes_of(text: str) -> list[str]:
+    """The exit codes in a list of them and their meanings."""
+    return re.findall(r"\b(\d)(?= |$)", text)
+
+
+def test_the_other_commands_have_their_exit_codes() -> None:
+    """Each but `serve` and `follow` has a row, with the codes of its help or of its guide."""
+    _, _, section = REFERENCE.read_text().partition("\n## Exit codes\n")
+    rows = dict(re.findall(r"^\| `holdfast (\w+)[^`]*` \| (.*) \|$", section, re.MULTILINE))
+    assert rows.keys() == {*cli._OTHER_COMMANDS}
+    guide = [row[0] for row in table(ROOT / "docs" / "verifying.md", "## Exit codes")]
+    (verified,) = re.findall(r"`holdfast verify` \| (.*) \|", section)
+    assert codes_of(verified) == guide
+    assert {*map(str, EXIT_CODES.values())} <= {*guide}
+    for parser in (verify_parser(), top_parser()):
+        said = " ".join(parser.format_help().split()).partition("Exit codes:")[2]
+        name = parser.prog.split()[1]
+        assert codes_of(verified if name == "verify" else rows[name]) == codes_of(said)
 
 
 def test_every_exit_code_has_its_advice() -> None:
@@ -505,12 +525,22 @@ def test_every_flag_of_ours_that_is_named_exists(page: Path) -> None:
     assert ours <= known
 
 
+OF_OUR_PROCESSES = {
+    "HOLDFAST_EXIT_CODES",
+    "HOLDFAST_OPERATORS_TMPDIR",
+    "HOLDFAST_PARENT_PID",
+    "HOLDFAST_WORKSPACE_SPEC",
+}
+"""Variables that Holdfast sets for them, and nobody else."""
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_every_variable_and_metric_that_is_named_exists(page: Path) -> None:
     """`HOLDFAST_...` is a flag's variable, `holdfast_...` a plugin or a metric with its labels."""
     variables = set(re.findall(r"\bHOLDFAST_[A-Z_]+\b", page.read_text()))
     stop = [member.metadata["flag"] for member in fields(StopSettings)]
     assert variables <= {
+        *OF_OUR_PROCESSES,
         IMAGE_VARIABLE,
         NOT_THE_KEY,
         *(flag.variable for flag in (*flags(), *stop)),
@@ -536,11 +566,6 @@ def test_every_variable_of_vllm_that_is_named_exists() -> None:
 
 
 AS_IN_VLLM = {
-    "only the doctor reads it, about a deployment": {
-        "VLLM_CPU_OMP_THREADS_BIND",
-        "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH",
-        "VLLM_MQ_MAX_CHUNK_BYTES_MB",
-    },
     "it changes no fingerprint": {
         "VLLM_CACHE_ROOT",
         "VLLM_CONFIGURE_LOGGING",
@@ -561,21 +586,59 @@ AS_IN_VLLM = {
 """Variables that mean the same to `vllm serve`, by what Holdfast does with them otherwise."""
 
 
-def test_the_reference_has_every_variable_of_vllm_that_is_read_or_set() -> None:
-    """Each `VLLM_...` in the code that does not only mean what it means to vLLM."""
+def read_or_set_variables(source: str) -> Iterator[str]:
+    """The names of variables in a module, `OMP_` for all that begin so; also what looks like one.
+
+    A name without an underscore counts where something is taken from the environment by it.
+    """
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Constant(value=str(name)) | ast.Attribute(attr=name):
+                if re.fullmatch(r"[A-Z][A-Z0-9]*_[A-Z0-9_]*", name) and (
+                    isinstance(node, ast.Constant) or name.startswith("VLLM_")
+                ):
+                    yield name
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=of) | ast.Attribute(attr=of)),
+                args=[ast.Constant(value=str(name)), *_],
+            ) if of in {"environ", "environment"}:
+                yield name
+
+
+NOT_VARIABLES = {
+    *("FLASHINFER_MLA_SPARSE_DSV4", "FLASHINFER_MLA_SPARSE_DSV41", "FLASHMLA_SPARSE"),
+    *("FLASHMLA_MEGA_ATTN_DSV41", "FLASHMLA_SPARSE_DSV4", "FLASHMLA_SPARSE_DSV41"),
+    *("MAX_CALLERS", "MAX_SLOTS", "NAME_BYTES", "RECENT_STEPS", "TEXT_BYTES"),
+    "SHM_NOTIFY_POLL_INTERVAL_S",
+}
+"""Attention backends, and constants of modules."""
+
+
+def test_the_reference_has_every_variable_that_is_read_or_set() -> None:
+    """Each in the code, except those of vLLM that only mean what they mean to vLLM."""
     used = {
         name
         for path in (ROOT / "server").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant | ast.Attribute)
-        for name in [node.attr if isinstance(node, ast.Attribute) else str(node.value)]
-        if re.fullmatch(r"VLLM_[A-Z0-9_]+", name)
+        for name in read_or_set_variables(path.read_text())
     }
-    rows = table(REFERENCE, "## Environment variables")
-    documented = {name for row in rows for name in re.findall(r"`(VLLM_[A-Z0-9_]+)`", row[0])}
+    _, _, section = REFERENCE.read_text().partition("\n## Environment variables\n")
+    section = section.partition("\n## ")[0]
+    documented = {re.sub(r"\*$|=.*", "", name) for name in INLINE.findall(section)}
+    families = tuple(name for name in documented - {"VLLM_", "HOLDFAST_"} if name.endswith("_"))
     as_in_vllm = set().union(*AS_IN_VLLM.values())
-    assert used - as_in_vllm - documented == set()
-    assert as_in_vllm - used == set()
+    missing = used - as_in_vllm - NOT_VARIABLES - documented
+    assert {name for name in missing if not name.startswith(families)} == set()
+    assert (as_in_vllm | NOT_VARIABLES) - used == set()
+
+
+def test_a_variable_is_found_however_it_is_named() -> None:
+    """In a constant, as a prefix, as an attribute of vLLM's, or where the environment is read."""
+    source = (
+        'NAME = "HF_HOME"\nPREFIXES = ("OMP_",)\nenvs.VLLM_PORT\nos.environ.get("TERM")\n'
+        'environment.setdefault("CC", "")\nobject.A_CONSTANT\nsession.get("GET")'
+    )
+    found = set(read_or_set_variables(source))
+    assert found == {"HF_HOME", "OMP_", "VLLM_PORT", "TERM", "CC"}
 
 
 def anchors(page: Path) -> set[str]:
