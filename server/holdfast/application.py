@@ -242,7 +242,7 @@ class Application:
             max_connections=connection_limit(self._settings.limits.max_connections),
         )
 
-    def _openapi(self, document: openapi.Document) -> openapi.Document:
+    def _openapi(self, document: openapi.OpenAPIDocument) -> openapi.OpenAPIDocument:
         return openapi.complete(
             document,
             version=__version__,

@@ -171,20 +171,40 @@ def test_every_boolean_is_a_question() -> None:
 
 
 def type_name(node: ast.stmt) -> str:
-    """The public name of a class or of a closed set of values; empty for any other statement."""
+    """The public name of a class, an alias of a type, a type variable or a closed set of values.
+
+    Empty for any other statement. Constants are written in capitals.
+    """
     match node:
         case ast.ClassDef(name=name):
             pass
-        case ast.Assign(
-            targets=[ast.Name(id=name)], value=ast.Subscript(value=ast.Name(id="Literal"))
-        ):
-            pass
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            if name.upper() == name or not name.lstrip("_")[0].isupper():
+                return ""
         case _:
             return ""
     return "" if name.startswith("_") else name
 
 
-def test_every_class_and_set_of_the_package_has_a_name_of_its_own() -> None:
+@pytest.mark.parametrize(
+    ("statement", "name"),
+    [
+        ("class Answer: ...", "Answer"),
+        ('Answer = TypeVar("Answer")', "Answer"),
+        ("Answer = Callable[[Status], bool]", "Answer"),
+        ('Answer: TypeAlias = Literal["yes", "no"]', "Answer"),
+        ("_Answer = dict[str, str]", ""),
+        ('ANSWER = "yes"', ""),
+        ("answer = ask()", ""),
+    ],
+)
+def test_a_name_of_a_type_is_known(statement: str, name: str) -> None:
+    """However it is declared; what is private is read in one module only."""
+    (node,) = ast.parse(statement).body
+    assert type_name(node) == name
+
+
+def test_every_type_of_the_package_has_a_name_of_its_own() -> None:
     """A name that is read anywhere is one thing, except a protocol and what implements it."""
     modules = defaultdict(set)
     for path in MAP.parent.rglob("*.py"):

@@ -19,10 +19,10 @@ from holdfast.records import ProbeReport, RankMemory, RankStats, Status
 from holdfast.telemetry.collector import last_step_age_seconds
 from holdfast.telemetry.logs import iso_time
 
-Report = dict[str, Any]
+HealthReport = dict[str, Any]
 QueueLengths = tuple[int, int]
 """Requests (running, waiting)."""
-Answer = Callable[[Status], bool]
+IsHealthy = Callable[[Status], bool]
 _RANK = TypeAdapter(RankMemory)
 
 
@@ -55,7 +55,7 @@ def health_routes(
 ) -> list[Route]:
     """Return the routes `/livez`, `/readyz`, `/health`, `/ping`, `/startupz` and `/statusz`."""
 
-    def body(now: Status, *, is_full: bool) -> Report:
+    def body(now: Status, *, is_full: bool) -> HealthReport:
         running, waiting = queue()
         return report(
             now,
@@ -65,7 +65,7 @@ def health_routes(
             is_full=is_full,
         )
 
-    def short(path: str, answer: Answer, *, methods: tuple[str, ...] = ("GET", "HEAD")) -> Route:
+    def short(path: str, answer: IsHealthy, *, methods: tuple[str, ...] = ("GET", "HEAD")) -> Route:
         async def endpoint(_request: Request) -> Response:
             now = status()
             code = 200 if answer(now) else 503
@@ -93,13 +93,13 @@ def health_routes(
 
 def report(
     status: Status, *, running: int, waiting: int, now_seconds: float, is_full: bool
-) -> Report:
+) -> HealthReport:
     """Return the body of a health route: the full status, or only what is public.
 
     `now_seconds` is a time of `time.monotonic()`. Unknown values are null, but those of the
     configuration are empty.
     """
-    known: Report = {
+    known: HealthReport = {
         "state": status.state,
         "reason": status.reason,
         "since": iso_time(status.since_unix_seconds),
@@ -128,17 +128,17 @@ def report(
     return known | rank_report(status.ranks)
 
 
-def rank_report(ranks: Iterable[RankStats]) -> Report:
+def rank_report(ranks: Iterable[RankStats]) -> HealthReport:
     """Return what the full report says of ranks: `workspace` and `memory`, one entry for each."""
     every = tuple(ranks)
     return {"workspace": [_workspace(rank) for rank in every], "memory": list(map(_memory, every))}
 
 
-def _reply(status: Status, body: Report, code: int) -> Response:
+def _reply(status: Status, body: HealthReport, code: int) -> Response:
     return JSONResponse(body, status_code=code, headers={STATE_HEADER: status.state})
 
 
-def _probe(probe: ProbeReport | None) -> Report:
+def _probe(probe: ProbeReport | None) -> HealthReport:
     return {
         "passed": probe.passed if probe else None,
         "limited": probe.limited if probe else None,
@@ -146,8 +146,8 @@ def _probe(probe: ProbeReport | None) -> Report:
     }
 
 
-def _workspace(rank: RankStats) -> Report:
-    known: Report = _RANK.dump_python(rank, exclude={"memory"})
+def _workspace(rank: RankStats) -> HealthReport:
+    known: HealthReport = _RANK.dump_python(rank, exclude={"memory"})
     counted = {"steps": rank.steps, "scheduled_tokens": rank.scheduled_tokens}
     return {**known, **counted, "fatal_error": rank.fatal_error or None}
 

@@ -22,10 +22,10 @@ from holdfast.api.auth import (
 from holdfast.api.router import PAGE_PATH, STREAM_PATH
 from holdfast.patches import fits
 
-Document = dict[str, Any]
+OpenAPIDocument = dict[str, Any]
 
 _JSON = "application/json"
-_KEY: list[Document] = [{"api_key": []}]
+_KEY: list[OpenAPIDocument] = [{"api_key": []}]
 _ROUTES = (
     ("/livez", ("get",), "Whether the process can still become ready or serve."),
     ("/readyz", ("get",), "Whether requests are admitted."),
@@ -49,7 +49,7 @@ _MEDIA_TYPES = {
 """Every other route answers JSON."""
 
 
-def publish(app: Any, build: Callable[[Document], Document]) -> None:
+def publish(app: Any, build: Callable[[OpenAPIDocument], OpenAPIDocument]) -> None:
     """Have vLLM's application serve `build` of its own document, if it serves one at all.
 
     The document is built once, in a thread, at the first request for it: that takes a second, for
@@ -73,15 +73,15 @@ def publish(app: Any, build: Callable[[Document], Document]) -> None:
 
 
 def complete(  # noqa: PLR0913 - what the document says of one server
-    document: Document,
+    document: OpenAPIDocument,
     *,
     version: str,
     has_keys: bool,
     guards_metrics: bool = False,
     has_page: bool = True,
-    others: Iterable[Document] = (),
+    others: Iterable[OpenAPIDocument] = (),
     root_path: str = "",
-) -> Document:
+) -> OpenAPIDocument:
     """Add our routes, `others`, the key, and one error for every operation to vLLM's document.
 
     A path of ours replaces vLLM's of the same name, as in the router.
@@ -97,7 +97,7 @@ def complete(  # noqa: PLR0913 - what the document says of one server
     if root_path:
         document["servers"] = [{"url": root_path}]
     document["security"] = _KEY if has_keys else [{}, *_KEY]
-    paths: Document = document.setdefault("paths", {})
+    paths: OpenAPIDocument = document.setdefault("paths", {})
     open_paths = OPEN_PATHS if guards_metrics else OPEN_PATHS | METRICS_PATHS
     for other in (_own_document(open_paths, has_page=has_page), *others):
         paths.update(other["paths"])
@@ -117,7 +117,7 @@ def complete(  # noqa: PLR0913 - what the document says of one server
     return document
 
 
-def _own_document(open_paths: frozenset[str], *, has_page: bool) -> Document:
+def _own_document(open_paths: frozenset[str], *, has_page: bool) -> OpenAPIDocument:
     """Return our routes, the key, and the error that any route may answer."""
     text, text_or_null = {"type": "string"}, {"type": ["string", "null"]}
     code = {"type": ["integer", "string", "null"]}
@@ -152,7 +152,7 @@ def _own_document(open_paths: frozenset[str], *, has_page: bool) -> Document:
     }
 
 
-def _operation(path: str, method: str, meaning: str, *, is_open: bool) -> Document:
+def _operation(path: str, method: str, meaning: str, *, is_open: bool) -> OpenAPIDocument:
     schema = {"$ref": "#/components/schemas/Health"}
     media_type = _MEDIA_TYPES.get(path)
     content = {media_type: {}} if media_type else {_JSON: {"schema": schema}}
@@ -168,5 +168,5 @@ def _operation(path: str, method: str, meaning: str, *, is_open: bool) -> Docume
     }
 
 
-def _object(**properties: Document) -> Document:
+def _object(**properties: OpenAPIDocument) -> OpenAPIDocument:
     return {"type": "object", "required": [*properties], "properties": properties}

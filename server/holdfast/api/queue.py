@@ -23,7 +23,7 @@ from holdfast.request_context import RequestContext
 
 TicketStatus = Literal["waiting", "admitted", "refused", "gone"]
 Queue = OrderedDict["Ticket", None]
-Queues = OrderedDict[str, Queue]
+QueuesByKey = OrderedDict[str, Queue]
 """By key; no queue in it is empty."""
 
 RATE_MEMORY_SECONDS = 30.0
@@ -118,9 +118,9 @@ class FairQueue:
         self._capacity = capacity
         self._count_keys = count_keys
         self._max_waiting = max_waiting
-        self._queues: Queues = OrderedDict()
+        self._queues: QueuesByKey = OrderedDict()
         """The keys are in the order of their turns."""
-        self._unqueued: Queues = OrderedDict()
+        self._unqueued: QueuesByKey = OrderedDict()
         """Tickets that need no capacity, and wait only while no request is admitted."""
         self._count: Counter[str] = Counter()
         self._used = 0
@@ -286,7 +286,7 @@ class FairQueue:
         if not queue:
             del queues[ticket.key]
 
-    def _queues_of(self, ticket: Ticket) -> Queues:
+    def _queues_of(self, ticket: Ticket) -> QueuesByKey:
         return self._queues if ticket.needs_capacity else self._unqueued
 
     def _remember(self, ticket: Ticket) -> None:
@@ -318,7 +318,7 @@ class FairQueue:
         self.rate.saturated(is_saturated=has_next and count > 0)
 
 
-def _pop_first(queues: Queues, key: str) -> Ticket:
+def _pop_first(queues: QueuesByKey, key: str) -> Ticket:
     """Remove and return the first ticket of a key, and move the key to the end of the turns."""
     queue = queues[key]
     ticket, _ = queue.popitem(last=False)

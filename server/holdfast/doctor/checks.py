@@ -35,7 +35,7 @@ _MEMORY_FILESYSTEMS = {"tmpfs", "ramfs"}
 _WHOLE_NUMBERS = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_MQ_MAX_CHUNK_BYTES_MB")
 _WORKER_METHODS = ("fork", "spawn")
 
-Check = Callable[[Machine, Layout], Iterator[Finding]]
+MachineCheck = Callable[[Machine, Layout], Iterator[Finding]]
 
 
 def check_machine(machine: Machine, layout: Layout) -> Iterator[Finding]:
@@ -259,7 +259,7 @@ def _check_cpu_binding(machine: Machine, layout: Layout) -> Iterator[Finding]:
         yield ok(name, seen)
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[MachineCheck, ...] = (
     _check_vllm,
     _check_packages,
     check_gpus,

@@ -31,7 +31,7 @@ _NAMES: dict[ProbeRole, HazardName] = {
     "health": "health-check",
 }
 
-Judge = Callable[[Deployment, Probe], Finding | None]
+JudgeProbe = Callable[[Deployment, Probe], Finding | None]
 
 
 def check_probes(deployment: Deployment, settings: Settings) -> Iterator[Finding]:
@@ -202,7 +202,7 @@ def _judge_health(_deployment: Deployment, _probe: Probe) -> Finding | None:
     return None
 
 
-_JUDGES: dict[ProbeRole, Judge] = {
+_JUDGES: dict[ProbeRole, JudgeProbe] = {
     "startup": _judge_startup,
     "readiness": _judge_readiness,
     "liveness": _judge_liveness,

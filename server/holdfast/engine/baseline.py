@@ -16,7 +16,7 @@ from holdfast.errors import UsageError
 from holdfast.labels import BaselineCheck
 from holdfast.records import BaselineComparison
 from holdfast.settings import ProbeSettings
-from holdfast.verify.agreement import Top, differences, lead_over
+from holdfast.verify.agreement import TopLogProbs, differences, lead_over
 from holdfast.verify.baseline import (
     NOISE_FACTOR,
     WIDTH,
@@ -34,7 +34,7 @@ class CanaryAnswer:
 
     token: int | None = None
     """The token that it took."""
-    top: Top = field(default_factory=dict)
+    top: TopLogProbs = field(default_factory=dict)
     """The log-probs of the likeliest tokens."""
 
 
@@ -95,7 +95,7 @@ class BaselineWatch:
         )
         return self.judge("canary", worst_nats, self._stray_token(answer.token, dict(nearest)))
 
-    def _stray_token(self, token: int | None, recorded: Top) -> int | None:
+    def _stray_token(self, token: int | None, recorded: TopLogProbs) -> int | None:
         """The token, unless it was the likeliest or noise may have made it so."""
         if token is None:
             return None
@@ -132,7 +132,7 @@ def top_width(max_logprobs: int) -> int:
 
 
 def worst_position(
-    recorded: Sequence[Iterable[tuple[int, float]]], found: Sequence[Top]
+    recorded: Sequence[Iterable[tuple[int, float]]], found: Sequence[TopLogProbs]
 ) -> tuple[int, float]:
     """Return where two scores of a sequence differ most, and by how much; position 0 has none."""
     pairs = enumerate(zip(recorded, found, strict=True), start=1)

@@ -15,7 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from holdfast.engine.requests.aborts import Aborts
 
-Call = Callable[[], Coroutine[Any, Any, Any]]
+EngineCall = Callable[[], Coroutine[Any, Any, Any]]
 """Asks the engine for something."""
 
 
@@ -27,7 +27,7 @@ class Pauses:
         self._turn = asyncio.Lock()
         self._pending = set[asyncio.Task[Any]]()
 
-    async def pause(self, llm: Any, call: Call, quiet_seconds: float) -> None:
+    async def pause(self, llm: Any, call: EngineCall, quiet_seconds: float) -> None:
         """Pause the engine, which may abort what runs.
 
         It may hang in the call, which has no deadline: it may wait for long answers. So a lack of
@@ -35,11 +35,11 @@ class Pauses:
         """
         await self._to_the_end(self._pause(llm, call, quiet_seconds))
 
-    async def resume(self, llm: Any, call: Call) -> None:
+    async def resume(self, llm: Any, call: EngineCall) -> None:
         """Have the engine go on."""
         await self._to_the_end(self._resume(llm, call))
 
-    async def wake(self, llm: Any, call: Call, quiet_seconds: float) -> bool:
+    async def wake(self, llm: Any, call: EngineCall, quiet_seconds: float) -> bool:
         """Wake the engine, and return whether all of it is awake; until then it stays paused."""
         return bool(await self._to_the_end(self._wake(llm, call, quiet_seconds)))
 
@@ -55,7 +55,7 @@ class Pauses:
         if not task.cancelled():
             task.exception()  # it has no reader if its caller was cancelled
 
-    async def _pause(self, llm: Any, call: Call, quiet_seconds: float) -> None:
+    async def _pause(self, llm: Any, call: EngineCall, quiet_seconds: float) -> None:
         async with self._in_turn(llm):
             pausing = asyncio.create_task(call())
             number = self._aborts.begin_pause()
@@ -67,7 +67,7 @@ class Pauses:
                 self._aborts.settle(number, is_paused=bool(await llm.is_sleeping()))
                 raise
 
-    async def _resume(self, llm: Any, call: Call) -> None:
+    async def _resume(self, llm: Any, call: EngineCall) -> None:
         async with self._in_turn(llm):
             resuming = asyncio.create_task(call())
             number = self._aborts.pauses
@@ -75,7 +75,7 @@ class Pauses:
             await resuming
         self._aborts.settle(number, is_paused=False)
 
-    async def _wake(self, llm: Any, call: Call, quiet_seconds: float) -> bool:
+    async def _wake(self, llm: Any, call: EngineCall, quiet_seconds: float) -> bool:
         async with self._in_turn(llm):
             waking = asyncio.create_task(call())
             number = self._aborts.pauses

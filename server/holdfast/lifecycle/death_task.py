@@ -12,7 +12,7 @@ from holdfast.records import Death
 
 DeathTask: TypeAlias = "asyncio.Task[Death]"
 """A task that ends with the death of the engine, which is its result."""
-Answer = TypeVar("Answer")
+WorkResult = TypeVar("WorkResult")
 
 
 @asynccontextmanager
@@ -41,8 +41,8 @@ async def death_within(death_task: DeathTask, deadline_seconds: float) -> Death 
 
 
 async def run_unless_dead(
-    death_task: DeathTask, work: Awaitable[Answer], *, grace_seconds: float = 0.0
-) -> Answer | None:
+    death_task: DeathTask, work: Awaitable[WorkResult], *, grace_seconds: float = 0.0
+) -> WorkResult | None:
     """Return the result of `work`, or None if the engine died and the grace is over."""
     working = asyncio.ensure_future(work)
     try:

@@ -24,8 +24,8 @@ from holdfast.nodes.messages import (
     HeartbeatAnswer,
     Hello,
     KeyProof,
-    Message,
     NodeHeartbeat,
+    NodeMessage,
     Rejected,
     decoded,
     decoded_opening,
@@ -85,18 +85,18 @@ class Channel:
         self._out.clear()
         return data
 
-    def send(self, message: Message) -> None:
+    def send(self, message: NodeMessage) -> None:
         """Send a message; nothing happens unless the channel is open."""
         if self.is_open and self._sealer is not None:
             self._out += self._sealer.sealed(encoded(message))
 
-    def received(self, data: bytes, now_seconds: float) -> list[Message]:
+    def received(self, data: bytes, now_seconds: float) -> list[NodeMessage]:
         """Return the messages that are complete with `data`, except heartbeats.
 
         Look at `failure` after handling them.
         """
         self._check_deadline(now_seconds)
-        messages: list[Message] = []
+        messages: list[NodeMessage] = []
         if self.failure is not None:
             return messages
         self._buffer.add(data)
@@ -194,7 +194,7 @@ class Channel:
     def _write_opening(self, payload: bytes) -> None:
         self._out += framed(payload)
 
-    def _take_heartbeat(self, message: Message) -> bool:
+    def _take_heartbeat(self, message: NodeMessage) -> bool:
         match message:
             case NodeHeartbeat(number):
                 self._pulse.check_heartbeat(number)

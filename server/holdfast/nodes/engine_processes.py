@@ -47,7 +47,7 @@ RETRY_SECONDS = 1.0
 SLOW_SECONDS = 30.0
 """A longer attempt to clean up hangs: it has deadlines, except within a call of the kernel."""
 
-Command = Callable[[Start, Path], Sequence[str]]
+CommandOfStart = Callable[[Start, Path], Sequence[str]]
 """Returns the command of the process for a generation, which keeps its files in that directory."""
 
 
@@ -79,7 +79,7 @@ class _Running:
 class EngineProcesses:
     """Runs the ranks of this node. It belongs to one event loop, and is a `dialer.NodeEngine`."""
 
-    def __init__(self, directory: Path, command: Command, memory: NodeMemory) -> None:
+    def __init__(self, directory: Path, command: CommandOfStart, memory: NodeMemory) -> None:
         """Keep the files of each generation in a directory of its own below `directory`.
 
         Enter `processes.tree.owned` first: it makes orphans of the engine children of this process.

@@ -31,8 +31,8 @@ from holdfast.nodes.messages import (
     Goodbye,
     Join,
     Lost,
-    Message,
     NodeFacts,
+    NodeMessage,
     RankUpdate,
     Refused,
     Start,
@@ -251,7 +251,7 @@ class Follower:
         self._stop_engine(reason)
         return self._flushed(now_seconds)
 
-    def _take(self, channel: Channel, message: Message, now_seconds: float) -> None:
+    def _take(self, channel: Channel, message: NodeMessage, now_seconds: float) -> None:
         match message:
             case Terms(model) if not self._has_terms:
                 self._has_terms = True
@@ -291,7 +291,7 @@ class Follower:
         if not self._has_ever_joined:
             self._actions.append(GiveUp(line))
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: NodeMessage) -> None:
         """Send a message about the engine, if the head that started it is still there."""
         if self._channel is not None and self._channel is self._engine_channel:
             self._channel.send(message)

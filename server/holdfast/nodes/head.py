@@ -32,8 +32,8 @@ from holdfast.nodes.messages import (
     Goodbye,
     Join,
     Lost,
-    Message,
     NodeFacts,
+    NodeMessage,
     RankUpdate,
     Refused,
     Start,
@@ -205,7 +205,7 @@ class Head:
             self._lose(peer, reason, is_news=False)
         return self._flushed()
 
-    def _take(self, peer: int, known: _Peer, message: Message, now_seconds: float) -> None:
+    def _take(self, peer: int, known: _Peer, message: NodeMessage, now_seconds: float) -> None:
         match message:
             case Join() if not known.name:
                 self._admit(known, message)

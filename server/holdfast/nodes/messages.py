@@ -212,7 +212,7 @@ class Goodbye:
 
 
 Opening = Hello | Challenge | KeyProof | Rejected
-Message = (
+NodeMessage = (
     Terms
     | Join
     | Welcome
@@ -227,10 +227,10 @@ Message = (
     | Goodbye
 )
 _OPENINGS = {kind.__name__.lower(): kind for kind in get_args(Opening)}
-_MESSAGES = {kind.__name__.lower(): kind for kind in get_args(Message)}
+_MESSAGES = {kind.__name__.lower(): kind for kind in get_args(NodeMessage)}
 
 
-def encoded(message: Opening | Message) -> bytes:
+def encoded(message: Opening | NodeMessage) -> bytes:
     """Return the payload of a frame.
 
     Raises:
@@ -250,13 +250,13 @@ def decoded_opening(payload: bytes) -> Opening:
     return cast("Opening", _decoded(payload, _OPENINGS))
 
 
-def decoded(payload: bytes) -> Message:
+def decoded(payload: bytes) -> NodeMessage:
     """Return a message of a peer that has proven the shared key.
 
     Raises:
         ValueError: it is not such a message.
     """
-    return cast("Message", _decoded(payload, _MESSAGES))
+    return cast("NodeMessage", _decoded(payload, _MESSAGES))
 
 
 def _decoded(payload: bytes, kinds: dict[str, type]) -> object:

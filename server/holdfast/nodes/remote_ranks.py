@@ -32,7 +32,7 @@ _FROM_OUTSIDE: frozenset[DeathCause] = frozenset(
 """What ends a start without an exception: unless it crashed, the next one may succeed."""
 
 
-Value = TypeVar("Value")
+RemoteResult = TypeVar("RemoteResult")
 
 
 class RemoteRanks:
@@ -182,7 +182,9 @@ async def start_explained(remote: RemoteRanks | None) -> AsyncIterator[None]:
         raise start_error_of(death, error.cause) from error
 
 
-async def unless_lost(work: Coroutine[Any, Any, Value], remote: RemoteRanks | None) -> Value:
+async def unless_lost(
+    work: Coroutine[Any, Any, RemoteResult], remote: RemoteRanks | None
+) -> RemoteResult:
     """Return what this part of a start returns, unless another node is lost meanwhile.
 
     Raises:

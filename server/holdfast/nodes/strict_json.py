@@ -10,7 +10,7 @@ from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-Record = TypeVar("Record")
+RecordKind = TypeVar("RecordKind")
 _MAX_INTEGER = 1 << 63
 
 
@@ -38,7 +38,7 @@ def parsed(text: bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def as_record(kind: type[Record], value: Any) -> Record:
+def as_record(kind: type[RecordKind], value: Any) -> RecordKind:
     """Return the dataclass of that kind which `value`, a part of a JSON document, describes.
 
     A field with a default must be there too, and nothing is converted, except a whole number to a

@@ -12,7 +12,7 @@ from holdfast.engine.baseline import BaselineWatch, top_width, worst_position
 from holdfast.errors import ProbeFailedError, ProbeTooSlowError
 from holdfast.probe.client import CLAMPED_LOGPROB, exchange
 from holdfast.probe.session import ProbeSession, StepResult
-from holdfast.verify.agreement import Top
+from holdfast.verify.agreement import TopLogProbs
 from holdfast.verify.baseline import RecordedSequence
 
 
@@ -86,7 +86,7 @@ async def _differences(
     )
 
 
-async def _scored(session: ProbeSession, engine: int | None, ids: list[int]) -> list[Top]:
+async def _scored(session: ProbeSession, engine: int | None, ids: list[int]) -> list[TopLogProbs]:
     """Return the log-probs at each position but the first.
 
     vLLM ignores its prefix cache for `prompt_logprobs`, and the salt keeps it so.
@@ -102,7 +102,7 @@ async def _scored(session: ProbeSession, engine: int | None, ids: list[int]) -> 
     return [_top(entry) for entry in entries[1:]]
 
 
-def _top(entry: Any) -> Top:
+def _top(entry: Any) -> TopLogProbs:
     values = entry.items() if isinstance(entry, dict) else ()
     top: dict[int, Any] = {
         int(token): told.get("logprob") for token, told in values if isinstance(told, dict)

@@ -19,7 +19,7 @@ from holdfast.errors import ProbeFailedError
 from holdfast.probe.sizes import is_pooling
 from holdfast.records import EngineFacts
 
-Body = dict[str, Any]
+ProbeRequestBody = dict[str, Any]
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -37,7 +37,7 @@ class Message:
     """One HTTP request, and the engine that it is for."""
 
     path: str
-    body: Body
+    body: ProbeRequestBody
     prompts: int = 1
     engine: int | None = None
     """None leaves the choice to vLLM."""
@@ -50,7 +50,9 @@ class Message:
         return {} if self.engine is None else {RANK_HEADER: str(self.engine)}
 
 
-def completion(facts: EngineFacts, prompts: Sequence[Sequence[int]], tokens: int) -> Body:
+def completion(
+    facts: EngineFacts, prompts: Sequence[Sequence[int]], tokens: int
+) -> ProbeRequestBody:
     """Make a body of token-id prompts that are each answered with exactly `tokens` tokens."""
     return {
         "model": facts.model,
@@ -62,7 +64,7 @@ def completion(facts: EngineFacts, prompts: Sequence[Sequence[int]], tokens: int
     }
 
 
-def chat(facts: EngineFacts, tokens: int) -> Body:
+def chat(facts: EngineFacts, tokens: int) -> ProbeRequestBody:
     """Make the body of a chat, which goes through template and tokenizer."""
     return {
         "model": facts.model,
@@ -72,16 +74,20 @@ def chat(facts: EngineFacts, tokens: int) -> Body:
     }
 
 
-def pooling(facts: EngineFacts, prompts: Sequence[Sequence[int]]) -> tuple[str, Body]:
+def pooling(facts: EngineFacts, prompts: Sequence[Sequence[int]]) -> tuple[str, ProbeRequestBody]:
     """Return the first route that the model serves, and a body of token-id prompts for it."""
-    body: Body = {"model": facts.model, "input": list(prompts), "add_special_tokens": False}
+    body: ProbeRequestBody = {
+        "model": facts.model,
+        "input": list(prompts),
+        "add_special_tokens": False,
+    }
     if "embed" in facts.tasks:
         return EMBEDDINGS, body
     task = next(t for t in ("classify", "token_classify", "token_embed") if t in facts.tasks)
     return POOLING, {**body, "task": task}
 
 
-def top_logprobs(facts: EngineFacts, wanted: int) -> Body:
+def top_logprobs(facts: EngineFacts, wanted: int) -> ProbeRequestBody:
     """Ask for the log-probs of `wanted` tokens, or as many as the server allows.
 
     The result is empty if it allows none, or if the model does not generate.
@@ -92,7 +98,7 @@ def top_logprobs(facts: EngineFacts, wanted: int) -> Body:
     return {"logprobs": allowed, "return_tokens_as_token_ids": True}
 
 
-def streamed(body: Body) -> Body:
+def streamed(body: ProbeRequestBody) -> ProbeRequestBody:
     """Make the same request for server-sent events that end with the usage."""
     return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
@@ -111,7 +117,7 @@ async def post(client: httpx.AsyncClient, message: Message) -> httpx.Response:
         raise ProbeFailedError(broken(message, error)) from error
 
 
-async def exchange(client: httpx.AsyncClient, message: Message) -> Body:
+async def exchange(client: httpx.AsyncClient, message: Message) -> ProbeRequestBody:
     """Send `message` and return its whole answer.
 
     Raises:
@@ -120,7 +126,7 @@ async def exchange(client: httpx.AsyncClient, message: Message) -> Body:
     return read(message, await post(client, message))
 
 
-def read(message: Message, response: httpx.Response) -> Body:
+def read(message: Message, response: httpx.Response) -> ProbeRequestBody:
     """Return the whole answer in `response`.
 
     Raises:
@@ -146,7 +152,7 @@ def is_whole(reason: Any) -> bool:
     return reason in ("length", "stop")
 
 
-def _check_choices(message: Message, answer: Body) -> None:
+def _check_choices(message: Message, answer: ProbeRequestBody) -> None:
     choices = _list(answer.get("choices"))
     if len(choices) != message.prompts:
         raise ProbeFailedError(
@@ -188,7 +194,7 @@ def _check_logprobs(logprobs: Any, tokens: int) -> None:
             raise ProbeFailedError("a top log-prob is not finite.")
 
 
-def _check_vectors(message: Message, answer: Body) -> None:
+def _check_vectors(message: Message, answer: ProbeRequestBody) -> None:
     data = _list(answer.get("data"))
     if len(data) != message.prompts:
         raise ProbeFailedError(f"{message.path} returned {len(data)} of {message.prompts} vectors.")
@@ -257,7 +263,7 @@ class Stream:
             raise ProbeFailedError(broken(self.message, error)) from error
         raise ProbeFailedError(f"{self.message.path} closed its stream without [DONE].")
 
-    def _take(self, event: Body) -> None:
+    def _take(self, event: ProbeRequestBody) -> None:
         if "error" in event:
             text = _excerpt(json.dumps(event["error"]))
             raise ProbeFailedError(f"{self.message.path} streamed an error: {text}")
@@ -312,7 +318,7 @@ def broken(message: Message, error: httpx.HTTPError) -> str:
     return f"{message.path} did not answer: {type(error).__name__} {error}"
 
 
-def parsed(message: Message, text: str) -> Body:
+def parsed(message: Message, text: str) -> ProbeRequestBody:
     """Return the JSON object in an answer.
 
     Raises:

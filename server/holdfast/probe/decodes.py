@@ -13,7 +13,7 @@ from holdfast.records import EngineStep, RankStats
 
 TOP_LOGPROBS = 5
 MIXED_ATTEMPTS = 3
-STRUCTURE: client.Body = {"structured_outputs": {"regex": "[0-9]{4096,}"}}
+STRUCTURE: client.ProbeRequestBody = {"structured_outputs": {"regex": "[0-9]{4096,}"}}
 """A grammar with no text that ends within the few tokens that are asked for."""
 
 
@@ -98,7 +98,7 @@ async def _decode_together(
     return min(plan.requests, since.widest_steps(session.engine.ranks()))
 
 
-def _sampling(session: ProbeSession) -> client.Body:
+def _sampling(session: ProbeSession) -> client.ProbeRequestBody:
     return {
         "temperature": 1.0,
         "top_p": 0.9,

@@ -23,7 +23,7 @@ import httpx
 
 from holdfast.errors import ProbeFailedError
 from holdfast.probe import client, measure
-from holdfast.probe.client import Body
+from holdfast.probe.client import ProbeRequestBody
 from holdfast.probe.session import ProbeSession, StepResult
 from holdfast.probe.sizes import full_prompt_tokens
 from holdfast.records import EngineFacts
@@ -39,7 +39,7 @@ IMAGE_OUTPUT_TOKENS = 2
 ADAPTER_PROMPT_TOKENS = 8
 ADAPTER_OUTPUT_TOKENS = 8
 
-_DRAWN: Mapping[str, Body] = MappingProxyType(
+_DRAWN: Mapping[str, ProbeRequestBody] = MappingProxyType(
     {
         "top_p": {"temperature": 1.0, "top_p": 0.9},
         "top_k": {"temperature": 1.0, "top_k": 5},
@@ -96,7 +96,9 @@ def _missing_decoder() -> str:
     return " (no installed package decodes audio: pip install 'vllm[audio]')"
 
 
-def image_chat(facts: EngineFacts, width: int, height: int, random: Random, tokens: int) -> Body:
+def image_chat(
+    facts: EngineFacts, width: int, height: int, random: Random, tokens: int
+) -> ProbeRequestBody:
     """Make a chat about a unique image, so that no cache of encoded images shortcuts it."""
     encoded = base64.b64encode(png(width, height, random.randbytes(3))).decode()
     content = [
@@ -148,7 +150,7 @@ async def first_sampling(session: ProbeSession) -> StepResult:
     return StepResult(tokens=tokens, reason="; ".join(refusals))
 
 
-def _ways_to_sample(facts: EngineFacts) -> Iterator[tuple[str, Body]]:
+def _ways_to_sample(facts: EngineFacts) -> Iterator[tuple[str, ProbeRequestBody]]:
     yield from _DRAWN.items()
     for wanted in _TOP_LOGPROBS:
         if extra := client.top_logprobs(facts, wanted):

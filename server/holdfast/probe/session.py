@@ -23,8 +23,8 @@ from holdfast.probe import measure
 from holdfast.probe.budget import Budget
 from holdfast.probe.client import (
     COMPLETIONS,
-    Body,
     Message,
+    ProbeRequestBody,
     completion,
     exchange,
     pooling,
@@ -44,7 +44,7 @@ POLL_SECONDS = 0.01
 PROMPTS_PER_MESSAGE = 256
 """Well below vLLM's limit of 1,024 prompts in one request."""
 
-Answer = TypeVar("Answer")
+Answered = TypeVar("Answered")
 
 
 class Prompts:
@@ -158,7 +158,7 @@ class ProbeSession:
         engine: int | None,
         prompts: Sequence[list[int]],
         tokens: int = 1,
-        extra: Body | None = None,
+        extra: ProbeRequestBody | None = None,
     ) -> Message:
         """Make one request of token-id prompts to one engine, each answered by `tokens` tokens."""
         address = self.address(engine)
@@ -173,7 +173,7 @@ class ProbeSession:
         lengths: Sequence[int],
         make: Callable[[int], list[int]],
         tokens: int = 1,
-        extra: Body | None = None,
+        extra: ProbeRequestBody | None = None,
     ) -> list[Message]:
         """Make requests with prompts of these lengths from `make`, as many for each engine."""
         return [
@@ -183,8 +183,8 @@ class ProbeSession:
         ]
 
     async def run_bounded(
-        self, work: Coroutine[Any, Any, Answer], seconds: float | None = None
-    ) -> Answer:
+        self, work: Coroutine[Any, Any, Answered], seconds: float | None = None
+    ) -> Answered:
         """Return the result of `work`, within `seconds` or all the time that is left.
 
         Raises:
@@ -242,7 +242,7 @@ class ProbeSession:
     async def _fail_at_death(self) -> NoReturn:
         raise ProbeFailedError(f"the engine died: {await self.engine.until_dead()}")
 
-    async def exchange_all(self, messages: Iterable[Message]) -> list[Body]:
+    async def exchange_all(self, messages: Iterable[Message]) -> list[ProbeRequestBody]:
         """Send all messages at once, and return the answers in the same order."""
         async with asyncio.TaskGroup() as group:
             sent = [group.create_task(exchange(self.client, m)) for m in messages]

@@ -9,7 +9,7 @@ from typing import TypeGuard
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.status_page.patch import Document
+from holdfast.status_page.patch import StatusDocument
 
 BAR_CELLS = 20
 _LARGEST = 1e18
@@ -30,18 +30,18 @@ def add_row(table: Table, *cells: str | Text) -> None:
     table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
 
 
-def map_of(document: Document, name: str) -> Document:
+def map_of(document: StatusDocument, name: str) -> StatusDocument:
     """Return a member that is a map; an empty one in place of anything else."""
     found = document.get(name)
     return found if is_mapping(found) else {}
 
 
-def is_mapping(value: object) -> TypeGuard[Document]:
+def is_mapping(value: object) -> TypeGuard[StatusDocument]:
     """Whether a value is a map."""
     return isinstance(value, Mapping)
 
 
-def in_order(document: Document, name: str) -> list[tuple[str, Document]]:
+def in_order(document: StatusDocument, name: str) -> list[tuple[str, StatusDocument]]:
     """Return the members of a map in the order of the numbers in their names."""
     members = map_of(document, name).items()
     entries = [(key, entry) for key, entry in members if is_mapping(entry)]
@@ -74,7 +74,7 @@ def finite(value: object) -> float | None:
     return value
 
 
-def sum_of(values: Document) -> float:
+def sum_of(values: StatusDocument) -> float:
     """Return the sum of those that are numbers."""
     return sum(number for number in map(finite, values.values()) if number is not None)
 

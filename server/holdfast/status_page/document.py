@@ -25,7 +25,7 @@ from holdfast.records import (
 from holdfast.status_page.activity import Activity, WatchedProgress
 from holdfast.status_page.curves import INTERVAL_SECONDS
 from holdfast.status_page.history import History
-from holdfast.status_page.patch import Document
+from holdfast.status_page.patch import StatusDocument
 from holdfast.status_page.request_table import RequestTable
 from holdfast.status_page.sources import Sources
 from holdfast.status_page.wall_clock import WallClock
@@ -52,7 +52,7 @@ class DocumentBuilder:
         self._clock = WallClock()
         self._table = RequestTable(self._clock.written)
 
-    def build(self) -> Document:
+    def build(self) -> StatusDocument:
         """Return the document as of now."""
         sources = self._sources
         self._clock.was_set()
@@ -80,7 +80,7 @@ class DocumentBuilder:
             history={"interval_seconds": INTERVAL_SECONDS, "points": self._history.curves.points()},
         )
 
-    def _steps(self, status: Status) -> Document:
+    def _steps(self, status: Status) -> StatusDocument:
         running, waiting = self._sources.queue()
         last_seconds = last_step_seconds(status.ranks)
         last_step = None
@@ -95,7 +95,7 @@ class DocumentBuilder:
             return None
         return round(sum(sum(counts[_NAN_ROWS].values()) for counts in counted))
 
-    def _proof(self) -> Document:
+    def _proof(self) -> StatusDocument:
         watch = self._sources.baseline
         compared = watch.last() if watch is not None else {}
         return _known(
@@ -112,7 +112,7 @@ class DocumentBuilder:
             verify=_verified(self._history.last_verified),
         )
 
-    def _ranks(self, status: Status) -> Document:
+    def _ranks(self, status: Status) -> StatusDocument:
         node_of = {place: node.name for node in status.nodes for place in node.ranks}
         kv_used = self._sources.kv_used()
         are_held = holds_memory(status)
@@ -124,7 +124,7 @@ class DocumentBuilder:
             for rank in status.ranks
         }
 
-    def _requests(self) -> Document:
+    def _requests(self) -> StatusDocument:
         counts = self._sources.requests()
         running, _ = self._sources.queue()
         rows, left_out = self._sources.rows(MAX_ROWS)
@@ -144,7 +144,7 @@ class DocumentBuilder:
 
 def _server(
     started_unix_seconds: float, configuration: Configuration, facts: EngineFacts | None
-) -> Document:
+) -> StatusDocument:
     return _known(
         started=iso_time(started_unix_seconds),
         model=(facts.model if facts else configuration.model) or None,
@@ -160,7 +160,7 @@ def _ready_expected(status: Status) -> str | None:
     return iso_time(round(time.time() + status.ready_in_seconds))
 
 
-def _engine(status: Status, restarts_left: int) -> Document:
+def _engine(status: Status, restarts_left: int) -> StatusDocument:
     engine = status.engine
     return _known(
         generation=engine.generation,
@@ -172,7 +172,7 @@ def _engine(status: Status, restarts_left: int) -> Document:
     )
 
 
-def _limits(facts: EngineFacts | None) -> Document | None:
+def _limits(facts: EngineFacts | None) -> StatusDocument | None:
     if facts is None:
         return None
     return {
@@ -185,7 +185,7 @@ def _limits(facts: EngineFacts | None) -> Document | None:
 
 def _probe(
     probe: ProbeReport | None, finished_unix_seconds: Mapping[str, float]
-) -> Document | None:
+) -> StatusDocument | None:
     if probe is None or probe.suite == "off":
         return None
     finished = finished_unix_seconds.get(probe.suite)
@@ -200,14 +200,14 @@ def _probe(
     }
 
 
-def _verified(last: tuple[VerifyRun, float] | None) -> Document | None:
+def _verified(last: tuple[VerifyRun, float] | None) -> StatusDocument | None:
     if last is None:
         return None
     run, finished_unix_seconds = last
     return {"finished": iso_time(finished_unix_seconds), **asdict(run)}
 
 
-def _activity(activity: Activity | None) -> Document | None:
+def _activity(activity: Activity | None) -> StatusDocument | None:
     if activity is None:
         return None
     return _known(
@@ -219,7 +219,7 @@ def _activity(activity: Activity | None) -> Document | None:
     )
 
 
-def _host_memory(memory: HostMemory | None, ranks: Iterable[RankStats]) -> Document | None:
+def _host_memory(memory: HostMemory | None, ranks: Iterable[RankStats]) -> StatusDocument | None:
     if memory is None:
         return None
     return {
@@ -229,7 +229,7 @@ def _host_memory(memory: HostMemory | None, ranks: Iterable[RankStats]) -> Docum
     }
 
 
-def _rank(rank: RankStats, node: str | None) -> Document:
+def _rank(rank: RankStats, node: str | None) -> StatusDocument:
     """Return what a rank has counted, which is known after its end, too."""
     return _known(
         engine=rank.engine,
@@ -248,7 +248,7 @@ def _rank(rank: RankStats, node: str | None) -> Document:
     )
 
 
-def _held(rank: RankStats, kv_used_ratio: float | None) -> Document:
+def _held(rank: RankStats, kv_used_ratio: float | None) -> StatusDocument:
     """Return where the memory is that a rank holds."""
     return _known(
         growth_limit_bytes=rank.growth_limit_bytes,
@@ -261,7 +261,7 @@ def _held(rank: RankStats, kv_used_ratio: float | None) -> Document:
     )
 
 
-def _slot(slot: SlotStats) -> Document:
+def _slot(slot: SlotStats) -> StatusDocument:
     return {
         "ubatch": slot.ubatch,
         "lane": slot.lane,
@@ -272,7 +272,7 @@ def _slot(slot: SlotStats) -> Document:
     }
 
 
-def _nodes(status: Status) -> Document | None:
+def _nodes(status: Status) -> StatusDocument | None:
     nodes = {
         node.name: _known(is_joined=node.is_joined, problem=node.problem or None)
         for node in status.nodes

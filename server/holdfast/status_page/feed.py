@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from holdfast.status_page.patch import Document, difference
+from holdfast.status_page.patch import StatusDocument, difference
 from holdfast.status_page.wall_clock import WallClock
 from holdfast.telemetry.logs import iso_time
 
@@ -47,12 +47,12 @@ _BYE = b'event: bye\ndata: {"reason":"the server stops"}\n\n'
 class Feed:
     """The document and its newest changes, as server-sent events. Belongs to one event loop."""
 
-    def __init__(self, build: Callable[[], Document], clock: WallClock | None = None) -> None:
+    def __init__(self, build: Callable[[], StatusDocument], clock: WallClock | None = None) -> None:
         self._build = build
         self._clock = clock or WallClock()
         self._name = secrets.token_hex(4)
         """Distinguishes the events of this process from those of another."""
-        self._document: Document = {}
+        self._document: StatusDocument = {}
         self._built_seconds = -math.inf
         """When it was built last."""
         self._number = 0
@@ -78,7 +78,7 @@ class Feed:
         has_too_many = bool(key) and self._viewers_by_key[key] >= MAX_VIEWERS_PER_KEY
         return has_too_many or self._viewers >= MAX_VIEWERS
 
-    def current(self) -> Document:
+    def current(self) -> StatusDocument:
         """Return the document as of now, for one that looks only once."""
         return {"time": iso_time(time.time()), **self._build()}
 
@@ -232,7 +232,7 @@ def _now() -> bytes:
     return iso_time(time.time()).encode()
 
 
-def _encoded(document: Document) -> bytes:
+def _encoded(document: StatusDocument) -> bytes:
     text = json.dumps(document, default=_plain, separators=(",", ":"), allow_nan=False)
     return text.encode()
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-Document = Mapping[str, Any]
+StatusDocument = Mapping[str, Any]
 
 
-def difference(old: Document, new: Document) -> dict[str, Any]:
+def difference(old: StatusDocument, new: StatusDocument) -> dict[str, Any]:
     """Return the patch that makes `new` of `old`; empty if they are equal."""
     patch: dict[str, Any] = {name: None for name in old if name not in new}
     for name, value in new.items():
@@ -27,7 +27,7 @@ def difference(old: Document, new: Document) -> dict[str, Any]:
     return patch
 
 
-def merged(document: Document, patch: Document) -> dict[str, Any]:
+def merged(document: StatusDocument, patch: StatusDocument) -> dict[str, Any]:
     """Return a document with a patch applied; neither is changed."""
     result = {name: value for name, value in document.items() if patch.get(name, "") is not None}
     for name, value in patch.items():

@@ -32,7 +32,7 @@ from holdfast.status_page.cells import (
     size_of,
     sum_of,
 )
-from holdfast.status_page.patch import Document
+from holdfast.status_page.patch import StatusDocument
 
 TEXT_COLUMNS = 120
 MAX_SHOWN_EVENTS = 8
@@ -81,7 +81,7 @@ _REQUEST_COLUMNS = (
 )
 
 
-def as_text(document: Document, now_unix_seconds: float) -> str:
+def as_text(document: StatusDocument, now_unix_seconds: float) -> str:
     """Return the screen as plain text, for a client that asks once."""
     console = Console(
         file=StringIO(), width=TEXT_COLUMNS, color_system=None, highlight=False, emoji=False
@@ -92,7 +92,7 @@ def as_text(document: Document, now_unix_seconds: float) -> str:
 
 
 def screen(
-    document: Document, now_unix_seconds: float, *, lines: int | None = None
+    document: StatusDocument, now_unix_seconds: float, *, lines: int | None = None
 ) -> RenderableType:
     """Return all bands; ages are counted until `now_unix_seconds`, by the server's clock.
 
@@ -111,7 +111,7 @@ def screen(
     return Group(*(part for band in bands for part in (*band, *gap)))
 
 
-def _state_band(document: Document, now: float) -> Iterator[RenderableType]:
+def _state_band(document: StatusDocument, now: float) -> Iterator[RenderableType]:
     state = plain(document.get("state"))
     since = age(document.get("since"), now)
     yield Text.assemble(
@@ -146,7 +146,7 @@ def _state_band(document: Document, now: float) -> Iterator[RenderableType]:
             yield Text(f"node {plain(name)} is missing{why}", style="bold red")
 
 
-def _memory_band(document: Document, lines: int | None) -> Iterator[RenderableType]:
+def _memory_band(document: StatusDocument, lines: int | None) -> Iterator[RenderableType]:
     table = _parts_table(document)
     left_out = 0
     if lines is not None and table.row_count > BAND_SHARE * lines:
@@ -165,7 +165,7 @@ def _memory_band(document: Document, lines: int | None) -> Iterator[RenderableTy
         yield Text(f"host: {left} of {whole} left")
 
 
-def _rank_notes(document: Document) -> Iterator[Text]:
+def _rank_notes(document: StatusDocument) -> Iterator[Text]:
     """Say what is wrong with ranks, those first that are lost."""
     ranks = in_order(document, "ranks")
     for name, rank in ranks:
@@ -176,7 +176,7 @@ def _rank_notes(document: Document) -> Iterator[Text]:
             yield Text(f"rank {plain(name)}: {number_of(rejections)} rejections")
 
 
-def _parts_table(document: Document) -> Table:
+def _parts_table(document: StatusDocument) -> Table:
     """Return a row for each part of each rank's memory."""
     table = new_table("rank", "part", "", "bytes", "high water", "reserved")
     for name, rank in in_order(document, "ranks"):
@@ -210,7 +210,7 @@ def _most_rows(lines: int) -> int:
     return max(1, int(BAND_SHARE * lines))
 
 
-def _ranks_table(ranks: Sequence[tuple[str, Document]]) -> Table:
+def _ranks_table(ranks: Sequence[tuple[str, StatusDocument]]) -> Table:
     """Return a row for each rank."""
     table = new_table("rank", "held", "", "workspaces", "may grow by", "KV in use")
     for name, rank in ranks:
@@ -229,7 +229,9 @@ def _ranks_table(ranks: Sequence[tuple[str, Document]]) -> Table:
     return table
 
 
-def _requests_band(document: Document, now: float, lines: int | None) -> Iterator[RenderableType]:
+def _requests_band(
+    document: StatusDocument, now: float, lines: int | None
+) -> Iterator[RenderableType]:
     requests = map_of(document, "requests")
     present, past = ("running", "waiting", "held"), ("replayed", "continued")
     counts = [
@@ -265,12 +267,12 @@ def _requests_band(document: Document, now: float, lines: int | None) -> Iterato
         yield Text(f"and {number_of(others)} more", style="dim")
 
 
-def _by_reason(counts: Document, name: str) -> str:
+def _by_reason(counts: StatusDocument, name: str) -> str:
     reasons = ", ".join(f"{plain(reason)} {number_of(count)}" for reason, count in counts.items())
     return f"{number_of(sum_of(counts))} {name}" + (f" ({reasons})" if reasons else "")
 
 
-def _proof_band(document: Document, *, is_short: bool = False) -> Iterator[RenderableType]:
+def _proof_band(document: StatusDocument, *, is_short: bool = False) -> Iterator[RenderableType]:
     """With `is_short`, of the steps only those that have a reason to be looked at."""
     probe, proof = map_of(document, "probe"), map_of(document, "proof")
     if probe:
@@ -307,7 +309,9 @@ def _proof_band(document: Document, *, is_short: bool = False) -> Iterator[Rende
         yield table
 
 
-def _events_band(document: Document, most: int = MAX_SHOWN_EVENTS) -> Iterator[RenderableType]:
+def _events_band(
+    document: StatusDocument, most: int = MAX_SHOWN_EVENTS
+) -> Iterator[RenderableType]:
     events = in_order(document, "timeline")[-most:]
     if not events:
         return

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from holdfast.status_page.patch import Document
+from holdfast.status_page.patch import StatusDocument
 from holdfast.status_page.screen import as_text
 
 REUSED_SECONDS = 1.0
@@ -16,7 +16,7 @@ REUSED_SECONDS = 1.0
 class SharedText:
     """Renders one text at a time, in a thread. Belongs to one event loop."""
 
-    def __init__(self, build: Callable[[], Document]) -> None:
+    def __init__(self, build: Callable[[], StatusDocument]) -> None:
         """Take what builds the document; it is called on the event loop."""
         self._build = build
         self._rendering: asyncio.Task[str] | None = None

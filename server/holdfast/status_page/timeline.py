@@ -17,7 +17,7 @@ MAX_TEXT_CHARACTERS = 500
 """A reason may quote an exception, which may quote anything."""
 
 EventKind = Literal["state", "death", "growth", "probe", "verify"]
-Event = Mapping[str, Any]
+TimelineEvent = Mapping[str, Any]
 
 
 class Timeline:
@@ -31,9 +31,9 @@ class Timeline:
         self._clock = clock
         self._lock = threading.Lock()
         self._number = 0
-        self._events: dict[int, tuple[float, Event]] = {}
+        self._events: dict[int, tuple[float, TimelineEvent]] = {}
         """With the times by which they leave, which increase as their numbers do."""
-        self._first_state: tuple[int, Event] | None = None
+        self._first_state: tuple[int, TimelineEvent] | None = None
         self._last_state: int | None = None
         """The number of the state that lasts."""
 
@@ -57,7 +57,7 @@ class Timeline:
                 self._last_state = self._number
             self._drop_old(at_seconds)
 
-    def events(self) -> Mapping[str, Event]:
+    def events(self) -> Mapping[str, TimelineEvent]:
         """Return the events by their numbers, oldest first.
 
         An event that has not changed is the same object at each call.
@@ -83,7 +83,7 @@ class Timeline:
         else:
             self._first_state = (self._last_state, changed)
 
-    def _last_event(self) -> Event | None:
+    def _last_event(self) -> TimelineEvent | None:
         """Return the state that lasts, even if it began before all other events."""
         if self._last_state in self._events:
             return self._events[self._last_state][1]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -26,13 +25,13 @@ from holdfast.records import (
 )
 from holdfast.telemetry.counters import (
     Counters,
+    Label,
     NodeRefusals,
     Totals,
 )
 from holdfast.telemetry.key_usage import Used
 from holdfast.telemetry.metrics import BY_NAME, RANK_METRICS
 
-Label = TypeVar("Label", bound=str)
 Comparisons = Mapping[BaselineCheck, BaselineComparison]
 Samples = Iterable[tuple[tuple[object, ...], float]]
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from holdfast.status_page.patch import Document, merged
+from holdfast.status_page.patch import StatusDocument, merged
 
 MAX_EVENT_BYTES = 16 << 20
 """The largest event of a real server has a few hundred kilobytes."""
@@ -60,7 +60,7 @@ class Mirror:
     """The document of a server, kept up to date from its events."""
 
     clock: Callable[[], float] = time.time
-    document: Document = field(default_factory=dict)
+    document: StatusDocument = field(default_factory=dict)
     """Empty before the first snapshot."""
     last_event_id: str = ""
     has_said_goodbye: bool = False

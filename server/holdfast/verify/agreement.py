@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from holdfast.verify.baseline import NOISE_FACTOR
 
-Top = Mapping[int, float]
+TopLogProbs = Mapping[int, float]
 """Log-probs at one position, by token id: the likeliest, and the token that stands there."""
-Scores = Mapping[int, Top]
+Scores = Mapping[int, TopLogProbs]
 """By position in the sequence; position 0 has no log-prob."""
 
 FLOAT32_RESOLUTION = 2.0**-23
@@ -114,7 +114,7 @@ def compare(one: Scores, other: Scores) -> Comparison:
     return Comparison(found, statistics.fmean(divergence(one[at], other[at]) for at in common))
 
 
-def differences(one: Top, other: Top) -> tuple[float, ...]:
+def differences(one: TopLogProbs, other: TopLogProbs) -> tuple[float, ...]:
     """The absolute differences at the tokens that both have; one infinity if they have none."""
     common = sorted(one.keys() & other.keys())
     return tuple(abs(one[token] - other[token]) for token in common) or (math.inf,)
@@ -135,7 +135,7 @@ def renormalised(one: Scores, other: Scores) -> tuple[Scores, Scores]:
 
     What a grammar forbids has no probability, and the others have more of it, all alike.
     """
-    mine, its = dict[int, Top](), dict[int, Top]()
+    mine, its = dict[int, TopLogProbs](), dict[int, TopLogProbs]()
     for at in one.keys() & other.keys():
         common = one[at].keys() & other[at].keys()
         if common:
@@ -158,7 +158,7 @@ def floor_of(comparisons: Iterable[Comparison]) -> NoiseFloor:
     )
 
 
-def rounding_floor(tops: Iterable[Top]) -> NoiseFloor:
+def rounding_floor(tops: Iterable[TopLogProbs]) -> NoiseFloor:
     """The noise of logits that are rounded, as those of bfloat16 are; 0 if they seem not to be.
 
     Sums in another order may be rounded to another step, and all the differences that a run has
@@ -187,18 +187,18 @@ def quantile(ascending: Sequence[float], share: float) -> float:
     return ascending[max(math.ceil(share * len(ascending)) - 1, 0)]
 
 
-def first_choice(top: Top) -> int:
+def first_choice(top: TopLogProbs) -> int:
     """The likeliest token; of equals, the one with the least id."""
     return min(top, key=lambda token: (-top[token], token))
 
 
-def margin(top: Top) -> float:
+def margin(top: TopLogProbs) -> float:
     """By how much the likeliest token leads; infinity if no other is known."""
     best = sorted(top.values(), reverse=True)
     return best[0] - best[1] if len(best) > 1 else math.inf
 
 
-def lead_over(top: Top, token: int) -> float:
+def lead_over(top: TopLogProbs, token: int) -> float:
     """Return by how much the likeliest token leads this one; infinity if it is not in `top`."""
     return max(top.values()) - top.get(token, -math.inf)
 
@@ -213,7 +213,7 @@ def other_choices(one: Scores, reference: Scores, limits: DifferenceLimits) -> l
     ]
 
 
-def divergence(reference: Top, other: Top) -> float:
+def divergence(reference: TopLogProbs, other: TopLogProbs) -> float:
     """Kullback-Leibler divergence of the likeliest tokens and of the rest as one.
 
     A token that `other` lacks counts with the least log-prob that it has, as in
@@ -240,6 +240,6 @@ def _step_of(differences: Sequence[float]) -> float:
     return 0.0
 
 
-def _normalised(top: Top, tokens: Collection[int]) -> Top:
+def _normalised(top: TopLogProbs, tokens: Collection[int]) -> TopLogProbs:
     total = math.log(math.fsum(math.exp(top[token]) for token in tokens))
     return {token: top[token] - total for token in tokens}

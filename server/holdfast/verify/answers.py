@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from holdfast.verify.records import Request
 
-Value = TypeVar("Value")
+DugValue = TypeVar("DugValue")
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 """Ends a text that was cut, so that `redaction` knows where a secret may have been cut, too."""
 _ABSENT, _ELSEWHERE = (404, 405, 501), range(300, 400)
@@ -58,7 +58,7 @@ def _is_deeper_than(levels: int, document: Any) -> bool:
     return True
 
 
-def dig(document: Any, *path: str | int, kind: type[Value]) -> Value:
+def dig(document: Any, *path: str | int, kind: type[DugValue]) -> DugValue:
     """The value at `path`.
 
     Raises:
@@ -80,7 +80,7 @@ def dig(document: Any, *path: str | int, kind: type[Value]) -> Value:
     return found
 
 
-def dig_or(document: Any, *path: str | int, default: Value) -> Value:
+def dig_or(document: Any, *path: str | int, default: DugValue) -> DugValue:
     """The value at `path`, or `default` if there is none of its kind."""
     try:
         return dig(document, *path, kind=type(default))

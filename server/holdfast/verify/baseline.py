@@ -44,7 +44,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=_MAX_ENTRIES)]
 LogProb = Annotated[float, Field(allow_inf_nan=False, le=0.01)]
 """Natural logarithm of a probability; the sum of rounded ones may be a little above 1."""
-Top = Annotated[tuple[tuple[TokenId, LogProb], ...], Field(max_length=1000)]
+RecordedTop = Annotated[tuple[tuple[TokenId, LogProb], ...], Field(max_length=1000)]
 """The likeliest tokens at one position, and the token that stands there."""
 Difference = Annotated[float, Field(allow_inf_nan=False, ge=0)]
 
@@ -101,7 +101,7 @@ class RecordedSequence:
 
     prompt_ids: TokenIds
     answer_ids: TokenIds
-    tops: Annotated[tuple[Top, ...], Field(max_length=_MAX_ENTRIES)]
+    tops: Annotated[tuple[RecordedTop, ...], Field(max_length=_MAX_ENTRIES)]
     """For every token of both but the first: teacher-forced, in one prefill."""
 
 
@@ -123,7 +123,7 @@ class FirstToken:
     __pydantic_config__ = _STRICT
 
     prompt_ids: TokenIds
-    samples: Annotated[tuple[Top, ...], Field(max_length=1000)]
+    samples: Annotated[tuple[RecordedTop, ...], Field(max_length=1000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class RecordedContext:
     __pydantic_config__ = _STRICT
 
     prompt_ids: TokenIds
-    top: Top
+    top: RecordedTop
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from holdfast.verify.answers import ELLIPSIS
-from holdfast.verify.texts import Record, with_texts
+from holdfast.verify.texts import RecordOfTexts, with_texts
 
 HIDDEN = "[hidden]"
 _LEAST_BEGINNING = 4
 """Characters of a secret: fewer stand at the end of many a text that was cut."""
 
 
-def redacted(record: Record, secrets: Sequence[str]) -> Record:
+def redacted(record: RecordOfTexts, secrets: Sequence[str]) -> RecordOfTexts:
     """The dataclass or text with each secret in each of its texts replaced, however deep."""
     # The longest first: a shorter one may be a part of it.
     known = sorted(filter(None, secrets), key=len, reverse=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from holdfast.verify.agreement import Scores, Top
+from holdfast.verify.agreement import Scores, TopLogProbs
 from holdfast.verify.answers import MalformedError, dig, dig_or
 from holdfast.verify.baseline import WIDTH
 from holdfast.verify.target import PATIENT_SECONDS, Answer
@@ -124,7 +124,7 @@ async def written(trial: Trial, ids: Sequence[int], count: int) -> list[int]:
 
 async def next_top(
     trial: Trial, ids: Sequence[int], *, width: int = WIDTH, salt: str = "", **options: Any
-) -> Top:
+) -> TopLogProbs:
     """The log-probs at the position behind a prompt, as `decoded`."""
     made = await decoded(trial, ids, 1, width=width, salt=salt, **options)
     return made.scores[len(ids)]
@@ -223,14 +223,14 @@ def _ids(choice: Any, name: str) -> list[int]:
     return found
 
 
-def _prompt_top(entry: Any, at: int, token: int) -> Top:
+def _prompt_top(entry: Any, at: int, token: int) -> TopLogProbs:
     if not isinstance(entry, dict):
         raise MalformedError(f"position {at} of the prompt has no log-probs")
     values = {key: dig(value, kind=dict).get("logprob") for key, value in entry.items()}
     return _checked(values, at, token)
 
 
-def _answer_top(entry: Any, at: int, token: int) -> Top:
+def _answer_top(entry: Any, at: int, token: int) -> TopLogProbs:
     if not isinstance(entry, dict):
         raise MalformedError(f"position {at}, in the answer, has no log-probs")
     if not all(key.startswith(_ID_PREFIX) for key in entry):
@@ -239,7 +239,7 @@ def _answer_top(entry: Any, at: int, token: int) -> Top:
     return _checked(values, at, token)
 
 
-def _checked(values: Mapping[str, Any], at: int, token: int) -> Top:
+def _checked(values: Mapping[str, Any], at: int, token: int) -> TopLogProbs:
     """By token id, each the logarithm of a probability."""
     top = {}
     for key, value in values.items():

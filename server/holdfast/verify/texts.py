@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-Record = TypeVar("Record")
+RecordOfTexts = TypeVar("RecordOfTexts")
 _NUMBERS = {int, float}
 
 
-def with_texts(record: Record, change: Callable[[str], str]) -> Record:
+def with_texts(record: RecordOfTexts, change: Callable[[str], str]) -> RecordOfTexts:
     """The dataclass or text with each of its texts changed, also within mappings and lists."""
-    changed: Record = _changed(record, change)
+    changed: RecordOfTexts = _changed(record, change)
     return changed
 
 

@@ -18,7 +18,7 @@ from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import PATIENT_SECONDS, REQUEST_SECONDS, Answer, Target
 from holdfast.verify.tasks import score_key
 from holdfast.verify.texts import with_texts
-from holdfast.verify.waiting import LIMITED_REMEDY, LimitedError, Reply, until_admitted
+from holdfast.verify.waiting import LIMITED_REMEDY, AnyAnswer, LimitedError, until_admitted
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -36,9 +36,9 @@ _MAX_FAULTS = 20
 _MOST_ASKED_CHARACTERS = 2_000_000
 """The maximum of a text in a request; no check writes a longer one that a report repeats."""
 
-Value = TypeVar("Value")
-Message = Mapping[str, Any]
-Asked = str | Sequence[Message]
+Measurement = TypeVar("Measurement")
+ChatMessage = Mapping[str, Any]
+ChatPrompt = str | Sequence[ChatMessage]
 """What a user says, or a whole conversation."""
 
 
@@ -104,7 +104,7 @@ class Trial:
         """The recorded run that the server is compared with; None without one."""
         return self.options.baseline
 
-    async def once(self, measure: Callable[[Trial], Awaitable[Value]]) -> Value:
+    async def once(self, measure: Callable[[Trial], Awaitable[Measurement]]) -> Measurement:
         """What `measure` finds, which all checks of a run share; if it raises, the next one tries.
 
         Its requests are not the check's own, and are in the report only if the check has none.
@@ -115,7 +115,7 @@ class Trial:
                 self._measured[measure] = await measure(self)
             finally:
                 self._measuring -= 1
-        found: Value = self._measured[measure]
+        found: Measurement = self._measured[measure]
         return found
 
     async def ask(
@@ -140,8 +140,8 @@ class Trial:
         return answer
 
     async def admitted(
-        self, ask: Callable[..., Awaitable[Reply]], deadline_seconds: float = REQUEST_SECONDS
-    ) -> Reply:
+        self, ask: Callable[..., Awaitable[AnyAnswer]], deadline_seconds: float = REQUEST_SECONDS
+    ) -> AnyAnswer:
         """The answer that `ask` gets, see `until_admitted`.
 
         Raises:
@@ -172,7 +172,7 @@ class Trial:
         return answer
 
     async def chat(
-        self, asked: Asked, *, deadline_seconds: float | None = None, **options: Any
+        self, asked: ChatPrompt, *, deadline_seconds: float | None = None, **options: Any
     ) -> Answer:
         """The answer to a chat: greedy, unless `options` say otherwise.
 
@@ -242,7 +242,7 @@ class Trial:
                 raise SkippedError(f"{TOKENIZE} does not accept chats") from None
             raise
 
-    def chat_body(self, asked: Asked, **options: Any) -> dict[str, Any]:
+    def chat_body(self, asked: ChatPrompt, **options: Any) -> dict[str, Any]:
         """The body of a chat."""
         messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
         return {"model": self.server.model, "messages": messages, "temperature": 0, **options}

@@ -22,7 +22,7 @@ _WAIT_SECONDS = 1.0
 _LEAST_WAIT_SECONDS = 0.1
 
 Found = TypeVar("Found")
-Reply = TypeVar("Reply", Answer, StreamedAnswer)
+AnyAnswer = TypeVar("AnyAnswer", Answer, StreamedAnswer)
 
 
 class LimitedError(Exception):
@@ -30,10 +30,10 @@ class LimitedError(Exception):
 
 
 async def until_admitted(
-    ask: Callable[..., Awaitable[Reply]],
+    ask: Callable[..., Awaitable[AnyAnswer]],
     deadline_seconds: float,
     on_wait: Callable[[], None] = lambda: None,
-) -> Reply:
+) -> AnyAnswer:
     """The answer that `ask` gets, with any status but 429: as long as it has that, ask again.
 
     The deadline is that of each answer, and that of the wait for a request to be let in. Before

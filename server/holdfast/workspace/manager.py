@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from vllm.v1.worker import workspace as vllm_workspace
@@ -29,10 +29,8 @@ from holdfast.workspace.plan import (
     round_up,
     terms_of,
 )
-from holdfast.workspace.resources import Resources
+from holdfast.workspace.resources import Resource, Resources
 from holdfast.workspace.stats import StatsWriter
-
-Resource = TypeVar("Resource")
 
 # Bound once, because the hot path has a budget of a fraction of a microsecond.
 _lane = vllm_workspace._workspace_lane.get  # noqa: SLF001 - vLLM offers no reader of the lane

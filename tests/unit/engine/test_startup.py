@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from holdfast.engine.launch import startup
-from holdfast.engine.launch.construction import Failure, constructed, explained
+from holdfast.engine.launch.construction import FailureOfStart, constructed, explained
 from holdfast.engine.launch.startup import until_stuck
 from holdfast.errors import EngineStartError, HostFullError, PluginMissingError
 from holdfast.nodes.actions import GenerationLost
@@ -168,7 +168,7 @@ def _is_waiting(
 async def _construct(
     directory: Path,
     construct: Callable[[], None],
-    *failures: Failure,
+    *failures: FailureOfStart,
     is_unified_memory: bool = False,
 ) -> None:
     """Start an engine without processes."""

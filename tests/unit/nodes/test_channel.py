@@ -18,7 +18,7 @@ from holdfast.nodes.messages import (
     Goodbye,
     Hello,
     KeyProof,
-    Message,
+    NodeMessage,
     Rejected,
     encoded,
 )
@@ -40,10 +40,10 @@ class Pair:
     of_head: bytes = b""
     of_follower: bytes = b""
 
-    def exchange(self, now: float = 0.0) -> tuple[list[Message], list[Message]]:
+    def exchange(self, now: float = 0.0) -> tuple[list[NodeMessage], list[NodeMessage]]:
         """Carry bytes until there are none; what the head and the follower received."""
-        at_head: list[Message] = []
-        at_follower: list[Message] = []
+        at_head: list[NodeMessage] = []
+        at_follower: list[NodeMessage] = []
         while True:
             up, down = self.follower.outgoing(), self.head.outgoing()
             self.of_follower += up
@@ -326,7 +326,7 @@ def test_a_side_that_was_stopped_finds_out_before_it_reads() -> None:
 
 
 @pytest.mark.parametrize("message", [messages.NodeHeartbeat(2), messages.HeartbeatAnswer(1)])
-def test_a_heartbeat_with_a_wrong_number_is_malformed(message: Message) -> None:
+def test_a_heartbeat_with_a_wrong_number_is_malformed(message: NodeMessage) -> None:
     """An answer to a question that was not asked proves nothing."""
     pair = an_open_pair()
     pair.follower.send(message)

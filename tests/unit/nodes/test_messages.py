@@ -22,8 +22,8 @@ from holdfast.nodes.messages import (
     Join,
     KeyProof,
     Lost,
-    Message,
     NodeHeartbeat,
+    NodeMessage,
     Opening,
     RankUpdate,
     Refused,
@@ -43,7 +43,7 @@ from sample_status import a_rank
 HEX = "ab" * 32
 START = Start(1, 1, 2, "10.0.0.1", 29500, ("--x",), "f", SPEC)
 JOIN = Join("spark-2", HEX, FACTS)
-MESSAGES: list[Message] = [
+MESSAGES: list[NodeMessage] = [
     Terms("m", FACTS),
     JOIN,
     Welcome(),
@@ -62,12 +62,12 @@ OPENINGS: list[Opening] = [Hello(1, HEX), Challenge(1, HEX), KeyProof(HEX), Reje
 
 def test_every_kind_of_message_is_here() -> None:
     """So that none is left out of the tests below."""
-    assert {type(message) for message in MESSAGES} == set(get_args(Message))
+    assert {type(message) for message in MESSAGES} == set(get_args(NodeMessage))
     assert {type(message) for message in OPENINGS} == set(get_args(Opening))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda one: type(one).__name__)
-def test_a_message_is_read_as_it_was_written(message: Message) -> None:
+def test_a_message_is_read_as_it_was_written(message: NodeMessage) -> None:
     """By a peer that has proven the key, and by nobody before."""
     assert decoded(encoded(message)) == message
     with pytest.raises(ValueError, match="kind"):

@@ -28,7 +28,7 @@ from holdfast.records import (
 from holdfast.status_page.activity import WatchedProgress
 from holdfast.status_page.document import MAX_ROWS, DocumentBuilder
 from holdfast.status_page.history import History, Sample
-from holdfast.status_page.patch import Document, difference
+from holdfast.status_page.patch import StatusDocument, difference
 from holdfast.status_page.sources import Sources
 from holdfast.telemetry.collector import RequestCounts
 from holdfast.telemetry.progress import LogProgress
@@ -56,7 +56,7 @@ def a_builder(status: Status | None = None, **sources: Any) -> DocumentBuilder:
     return DocumentBuilder(given, history, progress)
 
 
-def built(status: Status | None = None, **sources: Any) -> Document:
+def built(status: Status | None = None, **sources: Any) -> StatusDocument:
     """The document of a server in this status."""
     return a_builder(status, **sources).build()
 

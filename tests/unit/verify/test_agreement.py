@@ -10,7 +10,7 @@ import pytest
 from holdfast.verify.agreement import (
     DifferenceLimits,
     NoiseFloor,
-    Top,
+    TopLogProbs,
     compare,
     divergence,
     first_choice,
@@ -86,10 +86,10 @@ def test_a_median_of_nearly_nothing_is_not_the_limit() -> None:
     assert limits.greatest > 3.31e-3
 
 
-def rounded_tops(step: float, leading_step: float, *, count: int = 40) -> list[Top]:
+def rounded_tops(step: float, leading_step: float, *, count: int = 40) -> list[TopLogProbs]:
     """Log-probs of logits that are multiples of a step, the two greatest of another."""
     draw = random.Random(3)
-    tops: list[Top] = []
+    tops: list[TopLogProbs] = []
     for _ in range(count):
         leading = [leading_step * draw.randrange(200, 240) for _ in range(2)]
         logits = [*leading, *(step * draw.randrange(100, 200) for _ in range(6))]

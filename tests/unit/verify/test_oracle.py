@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from holdfast.verify.agreement import Top
+from holdfast.verify.agreement import TopLogProbs
 from holdfast.verify.baseline import Baseline, RecordedContext, RecordedSequence, RecordedText
 from holdfast.verify.checks import ALL, oracle
 from holdfast.verify.checks.oracle import comparing, recording
@@ -253,7 +253,7 @@ def test_the_checks_are_made_with_their_flag(options: Options, names: set[str]) 
     assert len(asked) == len(ALL) - len(oracle.CHECKS) + len(names)
 
 
-def rounds(drawn: random.Random, *, shift: float, noise: float) -> list[list[Top]]:
+def rounds(drawn: random.Random, *, shift: float, noise: float) -> list[list[TopLogProbs]]:
     """Twelve rounds of one prompt with five tokens."""
     values = {token: -0.5 * token - shift for token in range(1, 6)}
     return [[{t: v + drawn.gauss(0, noise) for t, v in values.items()}] for _ in range(12)]
@@ -279,8 +279,8 @@ def test_a_shift_beyond_the_noise_is_significant(shift: float, noise: float, is_
 
 def test_a_token_that_is_not_told_any_more_is_unlikely() -> None:
     """It counts with the least log-prob that is told."""
-    then: list[list[Top]] = [[{1: -0.1, 2: -3.0}]] * 12
-    now: list[list[Top]] = [[{3: -0.1, 2: -3.0}]] * 12
+    then: list[list[TopLogProbs]] = [[{1: -0.1, 2: -3.0}]] * 12
+    now: list[list[TopLogProbs]] = [[{3: -0.1, 2: -3.0}]] * 12
     assert p_value(then, now, within=1e-5) <= 0.001
 
 

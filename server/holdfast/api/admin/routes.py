@@ -36,7 +36,7 @@ from holdfast.verify.records import VerifyRun
 if TYPE_CHECKING:  # it imports vLLM, and these routes answer before that is imported
     from holdfast.engine.loras import Loras
 
-Value = TypeVar("Value")
+OperationResult = TypeVar("OperationResult")
 DRAIN_BEGINS_SECONDS = 1.0
 _ENDING = frozenset({State.DRAINING, State.FAILED, State.STOPPED})
 OnVerified = Callable[[VerifyRun], None]
@@ -204,7 +204,9 @@ async def _has_only_the_body_of_its_route(request: Request) -> None:
         raise UsageError("This route takes no body.", remedy="send none, or {}.")
 
 
-async def _in_time(answer: Awaitable[Value], what: str, deadline_seconds: float) -> Value:
+async def _in_time(
+    answer: Awaitable[OperationResult], what: str, deadline_seconds: float
+) -> OperationResult:
     """Return an answer that others may await too, or raise if it is late."""
     try:
         async with asyncio.timeout(deadline_seconds):

@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.engine.interface import UntilOutOfMemory
 from holdfast.engine.launch import startup
-from holdfast.engine.launch.startup import EngineProcesses, until_stuck
+from holdfast.engine.launch.startup import FindProcesses, until_stuck
 from holdfast.engine.vllm_errors import start_error, start_errors
 from holdfast.errors import EngineStartError, HostFullError
 from holdfast.nodes import remote_ranks
@@ -28,7 +28,7 @@ from holdfast.workspace.stats import read_all
 
 logger = logging.getLogger(__name__)
 
-Failure = Coroutine[Any, Any, EngineStartError]
+FailureOfStart = Coroutine[Any, Any, EngineStartError]
 """Ends with the reason once a start has failed; it does not end otherwise."""
 _TOO_LITTLE = re.compile(r"(?:Available memory on node|Free memory on device) .* is less than ")
 """What vLLM says when others hold the memory that it was told to take (0.32, 0.33)."""
@@ -36,9 +36,9 @@ _TOO_LITTLE = re.compile(r"(?:Available memory on node|Free memory on device) .*
 
 async def constructed(
     construct: Callable[[], Any],
-    *failures: Failure,
+    *failures: FailureOfStart,
     directory: Path,
-    processes: EngineProcesses,
+    processes: FindProcesses,
     stopped_seconds: float,
     is_unified_memory: bool,
 ) -> Any:
@@ -119,7 +119,7 @@ async def out_of_memory(until_out_of_memory: UntilOutOfMemory, directory: Path) 
 async def _stuck(
     directory: Path,
     started_before: frozenset[int],
-    processes: EngineProcesses,
+    processes: FindProcesses,
     stopped_seconds: float,
 ) -> EngineStartError:
     reason = await until_stuck(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from holdfast.engine.launch.startup import EngineProcesses
+from holdfast.engine.launch.startup import FindProcesses
 from holdfast.engine.vllm_errors import start_error
 from holdfast.errors import EngineStartError
 from holdfast.processes.stacks import is_compiling, is_compiling_in_process, stacks_of
@@ -49,7 +49,7 @@ class StartTimer:
         self._last_seconds = time.monotonic() - began_seconds
 
     async def until_hung(
-        self, processes: EngineProcesses, directory: Path, *, is_alone: bool
+        self, processes: FindProcesses, directory: Path, *, is_alone: bool
     ) -> EngineStartError:
         """Return the error of a start in which nothing has moved for far too long.
 
@@ -69,7 +69,7 @@ class StartTimer:
                 return start_error(f"it hangs: {reason}")
 
 
-async def _until_still(processes: EngineProcesses, directory: Path, limit_seconds: float) -> str:
+async def _until_still(processes: FindProcesses, directory: Path, limit_seconds: float) -> str:
     """Return the phase of a start once nothing has moved for `limit_seconds`.
 
     It counts looks, since this process may have been stopped with the others.
@@ -111,7 +111,7 @@ class _Progress:
         )
 
 
-def _progress(processes: EngineProcesses, directory: Path) -> _Progress:
+def _progress(processes: FindProcesses, directory: Path) -> _Progress:
     living = processes()
     moved = [_moved_bytes(process) for process in living]
     ranks = read_all(directory, reads_steps=False)

@@ -34,7 +34,7 @@ from holdfast.engine.launch import construction, startup
 from holdfast.engine.launch.device_memory import device_memory
 from holdfast.engine.launch.head_node import run_over_nodes
 from holdfast.engine.launch.hung_start import StartTimer
-from holdfast.engine.launch.startup import EngineProcesses
+from holdfast.engine.launch.startup import FindProcesses
 from holdfast.engine.loras import Loras
 from holdfast.engine.model import identity
 from holdfast.engine.model.facts import engine_facts, world
@@ -224,7 +224,7 @@ class EngineLauncher:
 
     @asynccontextmanager
     async def _start_engine(
-        self, spec: WorkspaceSpec, processes: EngineProcesses, remote: RemoteRanks | None
+        self, spec: WorkspaceSpec, processes: FindProcesses, remote: RemoteRanks | None
     ) -> AsyncIterator[AsyncEngine]:
         """Run an engine while entered; none of its processes survives the exit, however it ends."""
         directory = Path(spec.stats_directory)
@@ -246,7 +246,7 @@ class EngineLauncher:
             await asyncio.shield(asyncio.to_thread(lambda: tree.kill(recorded())))
 
     async def _construct(
-        self, directory: Path, processes: EngineProcesses, remote: RemoteRanks | None
+        self, directory: Path, processes: FindProcesses, remote: RemoteRanks | None
     ) -> Any:
         config = self._generation_config(remote)
         failures = [
@@ -297,7 +297,7 @@ class EngineLauncher:
         return front_end.forked_cores(self._config, forkserver.CoreContext())
 
     async def _connect(
-        self, llm: Any, spec: WorkspaceSpec, processes: EngineProcesses, remote: RemoteRanks | None
+        self, llm: Any, spec: WorkspaceSpec, processes: FindProcesses, remote: RemoteRanks | None
     ) -> AsyncEngine:
         """Call `_engine` on a vLLM that may die at any moment, and shut it down if that fails."""
         try:
@@ -308,7 +308,7 @@ class EngineLauncher:
             raise
 
     async def _engine(
-        self, llm: Any, spec: WorkspaceSpec, processes: EngineProcesses, remote: RemoteRanks | None
+        self, llm: Any, spec: WorkspaceSpec, processes: FindProcesses, remote: RemoteRanks | None
     ) -> AsyncEngine:
         llm.skip_grammar_checks(self._grammars.refuse)
         # Started on the loop at once, or vLLM misses a death before the first request.

@@ -42,7 +42,7 @@ POLL_SECONDS = 1.0
 REPORT_SECONDS = 10.0
 """The time for what a rank on another node has written to arrive here."""
 
-EngineProcesses = Callable[[], frozenset[psutil.Process]]
+FindProcesses = Callable[[], frozenset[psutil.Process]]
 """Returns every living process of one engine."""
 
 
@@ -57,7 +57,7 @@ def prepare(directory: Path, spec: WorkspaceSpec) -> None:
     (directory / cache.name).symlink_to(cache)
 
 
-def recorded(processes: EngineProcesses, directory: Path) -> frozenset[psutil.Process]:
+def recorded(processes: FindProcesses, directory: Path) -> frozenset[psutil.Process]:
     """Return an engine's processes, and record which shared memory they leave if they are killed.
 
     A start that fails may kill them before anything else looks at them.
@@ -122,7 +122,7 @@ def _silent(
     return [place for place in wanted if place not in fresh]
 
 
-async def abandon(construct: asyncio.Task[Any], processes: EngineProcesses) -> None:
+async def abandon(construct: asyncio.Task[Any], processes: FindProcesses) -> None:
     """Kill what the constructor's thread waits for until it returns: no thread can be cancelled."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + ABANDON_DEADLINE_SECONDS
@@ -161,7 +161,7 @@ def variables(directory: Path) -> dict[str, str]:
 
 
 async def until_stuck(
-    processes: EngineProcesses,
+    processes: FindProcesses,
     stopped_seconds: float,
     started_before: frozenset[int] = frozenset(),
 ) -> str:

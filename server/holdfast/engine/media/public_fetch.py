@@ -40,8 +40,8 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _TRANSIENT = (TimeoutError, aiohttp.ClientConnectionError)
 _FIRST_TRANSIENT_STATUS = 500
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Charge = Callable[[int], None]
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+CountBytes = Callable[[int], None]
 """Raises a ValueError if a budget does not allow this many more bytes."""
 
 
@@ -106,7 +106,7 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
                 return await self._with_retries(url, seconds, max_bytes, charge)
 
     async def _with_retries(
-        self, url: str, seconds: float, max_bytes: int | None, charge: Charge | None
+        self, url: str, seconds: float, max_bytes: int | None, charge: CountBytes | None
     ) -> bytes:
         for _ in range(max(envs.VLLM_MEDIA_FETCH_MAX_RETRIES, 1) - 1):
             with contextlib.suppress(*_TRANSIENT):
@@ -115,7 +115,7 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
             await asyncio.sleep(RETRY_SECONDS)
         return await self._fetched(url, max_bytes, charge)
 
-    async def _fetched(self, url: str, max_bytes: int | None, charge: Charge | None) -> bytes:
+    async def _fetched(self, url: str, max_bytes: int | None, charge: CountBytes | None) -> bytes:
         async with (
             self._session(URL(url)) as session,
             session.get(url, allow_redirects=self._follows_redirects) as answer,
@@ -152,7 +152,7 @@ class PublicConnection(HTTPConnection):  # type: ignore[misc]  # vLLM is Any to 
 async def _body(
     answer: aiohttp.ClientResponse,
     max_bytes: int | None,
-    charge: Charge | None,
+    charge: CountBytes | None,
     budget: MediaBudget,
 ) -> bytes:
     chunks: list[bytes] = []
@@ -211,7 +211,7 @@ def public_socket(address: Any) -> socket.socket:
     return socket.socket(family, kind, protocol)
 
 
-def is_public(address: Address) -> bool:
+def is_public(address: IPAddress) -> bool:
     """Whether it belongs neither to this machine, nor to its network, nor to its cloud."""
     return all(
         one.is_global
@@ -222,7 +222,7 @@ def is_public(address: Address) -> bool:
     )
 
 
-def _equivalents(address: Address) -> Iterator[Address]:
+def _equivalents(address: IPAddress) -> Iterator[IPAddress]:
     """Yield the address, and the IPv4 addresses that a gateway or the kernel maps it to."""
     yield address
     if isinstance(address, ipaddress.IPv6Address):
@@ -236,7 +236,7 @@ def _own_addresses() -> set[str]:
     return {one.address.partition("%")[0] for addresses in found for one in addresses}
 
 
-def _check(address: Address) -> None:
+def _check(address: IPAddress) -> None:
     if not is_public(address):
         raise NotPublicError(f"{address} is not a public address")
 

@@ -11,13 +11,13 @@ import random
 import statistics
 from collections.abc import Sequence
 
-from holdfast.verify.agreement import Top
+from holdfast.verify.agreement import TopLogProbs
 
 _PERMUTATIONS = 1999
 _ROUNDING = 1e-9
 _TOKENS = 4
 """The number of likeliest tokens that are compared for each prompt."""
-Round = Sequence[Top]
+Round = Sequence[TopLogProbs]
 
 
 def p_value(then: Sequence[Round], now: Sequence[Round], *, within: float) -> float:
@@ -49,7 +49,7 @@ def _rows(then: Sequence[Round], now: Sequence[Round]) -> list[list[float]]:
     return [_values(one, tokens) for one in (*then, *now)]
 
 
-def _likeliest(top: Top) -> list[int]:
+def _likeliest(top: TopLogProbs) -> list[int]:
     return sorted(top, key=lambda token: -top[token])[:_TOKENS]
 
 

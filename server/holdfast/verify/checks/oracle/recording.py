@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast import __version__
-from holdfast.verify.agreement import NoiseFloor, Top
+from holdfast.verify.agreement import NoiseFloor, TopLogProbs
 from holdfast.verify.baseline import (
     Baseline,
     FirstToken,
@@ -79,7 +79,7 @@ async def measured(trial: Trial) -> Baseline:
     )
 
 
-async def rounds_of(trial: Trial, prompts: Sequence[Sequence[int]]) -> list[list[Top]]:
+async def rounds_of(trial: Trial, prompts: Sequence[Sequence[int]]) -> list[list[TopLogProbs]]:
     """What follows each of these prompts, by round, then by prompt.
 
     Each is asked alone, as the canary of `serve --verify-baseline` asks: what shares an engine's
@@ -150,7 +150,7 @@ def _noise(floor: NoiseFloor) -> Noise:
     return Noise(floor.median, floor.p999, floor.divergence)
 
 
-def _packed(top: Top) -> tuple[tuple[int, float], ...]:
+def _packed(top: TopLogProbs) -> tuple[tuple[int, float], ...]:
     return tuple(top.items())
 
 

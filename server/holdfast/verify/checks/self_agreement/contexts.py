@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from holdfast.verify.agreement import NoiseFloor, Scores, Top, compare, floor_of, noisier
+from holdfast.verify.agreement import NoiseFloor, Scores, TopLogProbs, compare, floor_of, noisier
 from holdfast.verify.check import Check
 from holdfast.verify.checks.self_agreement.judging import (
     MAX_NOISE,
@@ -183,7 +183,7 @@ def _most_noise(short: NoiseFloor) -> float:
 async def _ladders_floor(trial: Trial) -> NoiseFloor:
     """Grouped by ladder and by power of two of the length: noise grows with the context."""
     made, known = await trial.once(sequences), await trial.once(_long_ladder)
-    groups: dict[tuple[int, int], dict[int, Top]] = {}
+    groups: dict[tuple[int, int], dict[int, TopLogProbs]] = {}
     for rung_tokens in _OTHER_RUNGS:
         other = await _ladder(trial, made, [max(known)], rung_tokens)
         for length in other.keys() & known.keys():
@@ -243,7 +243,7 @@ async def _ladder(
 ) -> Scores:
     """What follows the same prompts, if each finds the one before in the cache; and the rungs."""
     first = await trial.once(cached_tokens)
-    prompt, salt, found = made.prompt(max(lengths)), secrets.token_hex(8), dict[int, Top]()
+    prompt, salt, found = made.prompt(max(lengths)), secrets.token_hex(8), dict[int, TopLogProbs]()
     for rung in sorted({*lengths, *range(first, max(lengths), rung_tokens)}):
         found[rung] = await next_top(trial, prompt[:rung], salt=salt)
     return found

@@ -60,16 +60,16 @@ def _problem(number: int, seed: int) -> Problem:
     return Problem(f"{question} End with the number.", answer)
 
 
-Made = tuple[str, int]
+QuestionAndAnswer = tuple[str, int]
 
 
-def _sum(rng: random.Random) -> Made:
+def _sum(rng: random.Random) -> QuestionAndAnswer:
     name, things, a, b = rng.choice(_NAMES), rng.choice(_THINGS), *rng.sample(range(2, 90), 2)
     said = f"{name} has {a} {things} and buys {b} more. How many {things} does {name} have?"
     return said, a + b
 
 
-def _sum_and_loss(rng: random.Random) -> Made:
+def _sum_and_loss(rng: random.Random) -> QuestionAndAnswer:
     name, things = rng.choice(_NAMES), rng.choice(_THINGS)
     a, b = rng.sample(range(12, 60), 2)
     lost = rng.randint(2, a + b - 1)
@@ -80,7 +80,7 @@ def _sum_and_loss(rng: random.Random) -> Made:
     return said, a + b - lost
 
 
-def _boxes_and_rest(rng: random.Random) -> Made:
+def _boxes_and_rest(rng: random.Random) -> QuestionAndAnswer:
     name, things = rng.choice(_NAMES), rng.choice(_THINGS)
     boxes, each, rest = rng.randint(3, 12), rng.randint(4, 15), rng.randint(2, 20)
     said = (
@@ -90,7 +90,7 @@ def _boxes_and_rest(rng: random.Random) -> Made:
     return said, boxes * each + rest
 
 
-def _difference(rng: random.Random) -> Made:
+def _difference(rng: random.Random) -> QuestionAndAnswer:
     things = rng.choice(_THINGS)
     a, taken = rng.randint(20, 99), rng.randint(2, 19)
     name = rng.choice(_NAMES)
@@ -98,7 +98,7 @@ def _difference(rng: random.Random) -> Made:
     return said, a - taken
 
 
-def _shares(rng: random.Random) -> Made:
+def _shares(rng: random.Random) -> QuestionAndAnswer:
     things, people, each = rng.choice(_THINGS), rng.randint(3, 9), rng.randint(3, 14)
     name = rng.choice(_NAMES)
     kept = rng.randint(2, 15)
@@ -109,7 +109,7 @@ def _shares(rng: random.Random) -> Made:
     return said, each
 
 
-def _change(rng: random.Random) -> Made:
+def _change(rng: random.Random) -> QuestionAndAnswer:
     name, things = rng.choice(_NAMES), rng.choice(_THINGS)
     count, price = rng.randint(3, 9), rng.randint(2, 8)
     paid = rng.choice((100, 150, 200))
@@ -121,14 +121,14 @@ def _change(rng: random.Random) -> Made:
     return said, paid - count * price - other
 
 
-def _product(rng: random.Random) -> Made:
+def _product(rng: random.Random) -> QuestionAndAnswer:
     name, things = rng.choice(_NAMES), rng.choice(_THINGS)
     boxes, each = rng.randint(2, 12), rng.randint(2, 12)
     said = f"{name} has {boxes} boxes with {each} {things} each. How many {things} are there?"
     return said, boxes * each
 
 
-def _weeks(rng: random.Random) -> Made:
+def _weeks(rng: random.Random) -> QuestionAndAnswer:
     name, each, weeks = rng.choice(_NAMES), rng.randint(3, 12), rng.randint(2, 6)
     spent = rng.randint(2, 7 * each * weeks - 1)
     said = (
@@ -138,7 +138,7 @@ def _weeks(rng: random.Random) -> Made:
     return said, 7 * each * weeks - spent
 
 
-def _twice(rng: random.Random) -> Made:
+def _twice(rng: random.Random) -> QuestionAndAnswer:
     one, other = rng.sample(_NAMES, 2)
     things, a, more = rng.choice(_THINGS), rng.randint(5, 40), rng.randint(3, 30)
     said = (
@@ -148,7 +148,7 @@ def _twice(rng: random.Random) -> Made:
     return said, a + 2 * a + more
 
 
-_STORIES: tuple[Callable[[random.Random], Made], ...] = (
+_STORIES: tuple[Callable[[random.Random], QuestionAndAnswer], ...] = (
     _sum,
     _sum_and_loss,
     _boxes_and_rest,

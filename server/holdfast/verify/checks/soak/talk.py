@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.verify.answers import MalformedError, dig
 from holdfast.verify.records import Request
 from holdfast.verify.target import Answer
-from holdfast.verify.trial import CHAT, Message, Trial, UnexpectedStatusError
+from holdfast.verify.trial import CHAT, ChatMessage, Trial, UnexpectedStatusError
 
 REQUEST_SECONDS = 600.0
 """The deadline of one answer: a long prefill of a neighbour may come first."""
@@ -40,7 +40,7 @@ class Talk:
         self._trial = trial
         self._most_tokens = min(longest_tokens // 2, _MOST_TOKENS)
         self._drawn = drawn
-        self._messages: list[Message] = []
+        self._messages: list[ChatMessage] = []
 
     async def go_on(self) -> None:
         """Ask the next question, and keep the answer.

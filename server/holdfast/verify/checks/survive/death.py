@@ -32,7 +32,7 @@ _WAIT_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 _OK = 200
 
-Asked = tuple[str, Mapping[str, Any]]
+PathAndBody = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ async def death(trial: Trial) -> None:
 
 
 async def _disturbed(
-    trial: Trial, asked: Sequence[Asked]
+    trial: Trial, asked: Sequence[PathAndBody]
 ) -> tuple[list[bool], list[CountedAnswer | None]]:
     """Which answers were waited for when the engine was killed, and what all of them say.
 
@@ -131,11 +131,11 @@ def _compare(
     trial.measure("answers that changed", changed, limit=equal_to(0))
 
 
-async def _all(trial: Trial, asked: Sequence[Asked]) -> list[CountedAnswer | None]:
+async def _all(trial: Trial, asked: Sequence[PathAndBody]) -> list[CountedAnswer | None]:
     return await together(*(_one(trial, one) for one in asked))
 
 
-async def _one(trial: Trial, asked: Asked) -> CountedAnswer | None:
+async def _one(trial: Trial, asked: PathAndBody) -> CountedAnswer | None:
     """What the answer says; None if it is lost, which is a fault."""
     path, body = asked
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.verify.trial import CHAT, Trial, UnexpectedStatusError
 
-Body = dict[str, Any]
+ToolBody = dict[str, Any]
 
 ANSWER_TOKENS = 256
 """For one answer; a model that cannot end a call within them is not judged by that call."""
@@ -31,13 +31,13 @@ MARKUP = (
 """How templates of models spell a call or the end of a turn."""
 
 
-def function(name: str, description: str, parameters: Mapping[str, Any]) -> Body:
+def function(name: str, description: str, parameters: Mapping[str, Any]) -> ToolBody:
     """A function that a model may call."""
     told = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": told}
 
 
-def named(name: str) -> Body:
+def named(name: str) -> ToolBody:
     """The `tool_choice` that demands a call of this function."""
     return {"type": "function", "function": {"name": name}}
 
@@ -74,9 +74,9 @@ _CHOICE = "tool_choice"
 _REFUSED = range(400, 500)
 
 
-def bodies(trial: Trial) -> tuple[Body, ...]:
+def bodies(trial: Trial) -> tuple[ToolBody, ...]:
     """One chat for each way in which a call comes about, and one that needs no call."""
-    options: Body = {"tools": [WEATHER, ALARM], "max_tokens": ANSWER_TOKENS}
+    options: ToolBody = {"tools": [WEATHER, ALARM], "max_tokens": ANSWER_TOKENS}
     named_city = "What is the weather in Lisbon?"
     required_city = "I need the weather in Oslo."
     return (
@@ -93,7 +93,7 @@ def is_chosen(body: Mapping[str, Any]) -> bool:
     return _CHOICE not in body
 
 
-async def taken(trial: Trial) -> list[Body]:
+async def taken(trial: Trial) -> list[ToolBody]:
     """Return the chats of `bodies`, and warn of those whose forced choice the server refuses."""
     refused = await trial.once(refused_choices)
     for said in refused.values():
@@ -119,7 +119,7 @@ async def refused_choices(trial: Trial) -> dict[str, str]:
     return refused
 
 
-def several(trial: Trial) -> Body:
+def several(trial: Trial) -> ToolBody:
     """A chat that asks for two calls in one answer."""
     said = (
         "Get the weather in Rome and in Tokyo. "

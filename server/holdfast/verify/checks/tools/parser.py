@@ -11,7 +11,7 @@ from collections import Counter
 
 from holdfast.verify.answers import MalformedError, dig
 from holdfast.verify.check import Check
-from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, NAMES, Body, bodies
+from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, NAMES, ToolBody, bodies
 from holdfast.verify.checks.tools.calls import Turn, is_cut, whole_turn
 from holdfast.verify.trial import CHAT, InconclusiveError, SkippedError, Trial
 
@@ -39,7 +39,7 @@ async def parser(trial: Trial) -> None:
     trial.measure("calls that the model wrote", seen)
 
 
-async def _judge(trial: Trial, body: Body) -> int:
+async def _judge(trial: Trial, body: ToolBody) -> int:
     """Note what the parser lost or made up; how many calls the model wrote.
 
     Raises:
@@ -64,7 +64,7 @@ async def _judge(trial: Trial, body: Body) -> int:
     return written.total()
 
 
-async def _written(trial: Trial, body: Body) -> Counter[str]:
+async def _written(trial: Trial, body: ToolBody) -> Counter[str]:
     """How often the model names each function in the text that no parser has seen."""
     tokenized = await trial.tokenize(body)
     prompt = dig(tokenized.document, "tokens", kind=list)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.verify.answers import dig, dig_or, is_absent
 from holdfast.verify.check import Check
-from holdfast.verify.checks.tools.asking import Body
+from holdfast.verify.checks.tools.asking import ToolBody
 from holdfast.verify.survey import given_flags
 from holdfast.verify.trial import TOKENIZE, SkippedError, Trial, UnexpectedStatusError
 from holdfast.verify.waiting import together
@@ -43,7 +43,7 @@ class _Recorded:
 
     fixture: Fixture
     family: Family
-    request: Body
+    request: ToolBody
     """The chat that it answers."""
     prompt_ids: list[int]
     ids: list[int]
@@ -140,7 +140,7 @@ async def _recorded(trial: Trial, fixture: Fixture, family: Family) -> _Recorded
     )
 
 
-async def _tokens(trial: Trial, body: Body) -> list[int]:
+async def _tokens(trial: Trial, body: ToolBody) -> list[int]:
     return dig((await trial.post(TOKENIZE, body)).document, "tokens", kind=list)
 
 
@@ -220,7 +220,7 @@ async def _as_stream(trial: Trial, recorded: _Recorded, strategy: ChunkStrategy)
     return merged.result()
 
 
-def _frame(trial: Trial, recorded: _Recorded) -> Body:
+def _frame(trial: Trial, recorded: _Recorded) -> ToolBody:
     """What every request to `DERENDER` for this answer has."""
     return {
         "model": trial.server.model,
@@ -229,7 +229,7 @@ def _frame(trial: Trial, recorded: _Recorded) -> Body:
     }
 
 
-def _choice(ids: Sequence[int], finish_reason: str | None) -> Body:
+def _choice(ids: Sequence[int], finish_reason: str | None) -> ToolBody:
     return {"index": 0, "token_ids": list(ids), "finish_reason": finish_reason}
 
 

@@ -19,7 +19,7 @@ import yaml
 from holdfast.verify.answers import MalformedError, dig_or, read_json
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.sampling import sampling, takes_seeds
-from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, Body, function
+from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, ToolBody, function
 from holdfast.verify.checks.tools.calls import Turn, raw_calls, whole_turn
 from holdfast.verify.records import Request
 from holdfast.verify.trial import Trial, UnexpectedStatusError
@@ -49,7 +49,7 @@ def _document() -> Mapping[str, Any]:
 
 
 @cache
-def all_functions() -> tuple[Body, ...]:
+def all_functions() -> tuple[ToolBody, ...]:
     """The functions of every scene."""
     return tuple(
         function(
@@ -113,7 +113,7 @@ async def scenes(trial: Trial) -> None:
 
 async def _plays(trial: Trial, scene: Scene, options: Mapping[str, Any]) -> bool:
     """Whether the model does what the scene asks for, turn by turn; the first try is greedy."""
-    messages: list[Body] = []
+    messages: list[ToolBody] = []
     for turn in scene.turns:
         if "user" in turn:
             messages.append({"role": "user", "content": turn["user"]})
@@ -136,7 +136,7 @@ async def _plays(trial: Trial, scene: Scene, options: Mapping[str, Any]) -> bool
 
 def _has_several_calls(request: Request) -> bool:
     """Whether a turn has more than one call, which a chat template need not take."""
-    said: list[Body] = dig_or(request.body, "messages", default=[])
+    said: list[ToolBody] = dig_or(request.body, "messages", default=[])
     return any(len(one.get("tool_calls", ())) > 1 for one in said)
 
 
@@ -151,7 +151,7 @@ def _is_right(made: Turn, turn: Mapping[str, Any]) -> bool:
 
 def _results(
     made: Turn, made_raw: Sequence[Any], wanted: Sequence[Mapping[str, Any]]
-) -> list[Body]:
+) -> list[ToolBody]:
     """What the functions return, in the order of the calls."""
     results = []
     for call, raw in zip(made.calls, made_raw, strict=True):

@@ -18,7 +18,7 @@ from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.tools.asking import (
     ANSWER_TOKENS,
     ASKED,
-    Body,
+    ToolBody,
     function,
     named,
     refused_choices,
@@ -132,7 +132,7 @@ async def _judge(trial: Trial, case: Case, *, is_streamed: bool) -> CallOutcome:
     return outcome
 
 
-def _body(trial: Trial, case: Case) -> Body:
+def _body(trial: Trial, case: Case) -> ToolBody:
     values = json.dumps(case.arguments, ensure_ascii=False)
     tool = function(_NAME, "Record values.", case.parameters)
     tool["function"]["strict"] = True  # without it a server need not keep to the schema
