@@ -203,7 +203,7 @@ def _document(file: IO[bytes]) -> Any:
         raise ValueError("it is too large")
     try:
         return json.loads(
-            content, parse_int=_integer, parse_float=_finite, parse_constant=_no_number
+            content, parse_int=_integer, parse_float=_finite, parse_constant=refuse_constant
         )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
@@ -222,7 +222,8 @@ def _finite(text: str) -> float:
     return number
 
 
-def _no_number(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """Refuse NaN and the infinities, which Python's parser of JSON accepts."""
     raise ValueError(f"it contains {name}, which is not a JSON number")
 
 

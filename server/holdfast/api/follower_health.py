@@ -8,12 +8,11 @@ from typing import Any
 
 import psutil
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from holdfast import __version__
-from holdfast.api.errors import STATE_HEADER
-from holdfast.api.health import rank_report
+from holdfast.api.health import rank_report, reply
 from holdfast.records import FollowerStatus
 
 _REASONS = {
@@ -60,13 +59,13 @@ def follower_routes(status: Callable[[], FollowerStatus]) -> list[Route]:
     ) -> Route:
         async def endpoint(_request: Request) -> Response:
             now = status()
-            return _reply(now, _report(now, is_full=False), 200 if answer(now) else 503)
+            return reply(now.state, _report(now, is_full=False), 200 if answer(now) else 503)
 
         return Route(path, endpoint, methods=methods)
 
     async def statusz(_request: Request) -> Response:
         now = status()
-        return _reply(now, _report(now, is_full=True), 200)
+        return reply(now.state, _report(now, is_full=True), 200)
 
     return [
         short("/livez", is_alive),
@@ -96,7 +95,3 @@ def _report(status: FollowerStatus, *, is_full: bool) -> dict[str, Any]:
     return known | rank_report(
         replace(rank, fatal_error=IN_LOG) if rank.fatal_error else rank for rank in status.ranks
     )
-
-
-def _reply(status: FollowerStatus, body: dict[str, Any], code: int) -> Response:
-    return JSONResponse(body, status_code=code, headers={STATE_HEADER: status.state})

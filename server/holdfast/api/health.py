@@ -69,7 +69,7 @@ def health_routes(
         async def endpoint(_request: Request) -> Response:
             now = status()
             code = 200 if answer(now) else 503
-            return _reply(now, body(now, is_full=False), code)
+            return reply(now.state, body(now, is_full=False), code)
 
         return Route(path, endpoint, methods=methods)
 
@@ -78,7 +78,7 @@ def health_routes(
         whole = body(now, is_full=True)
         whole["broken_key_files"] = dict(broken_key_files())
         whole["configuration"] = asdict(configuration())
-        return _reply(now, whole, 200)
+        return reply(now.state, whole, 200)
 
     return [
         short("/livez", is_alive),
@@ -134,8 +134,9 @@ def rank_report(ranks: Iterable[RankStats]) -> HealthReport:
     return {"workspace": [_workspace(rank) for rank in every], "memory": list(map(_memory, every))}
 
 
-def _reply(status: Status, body: HealthReport, code: int) -> Response:
-    return JSONResponse(body, status_code=code, headers={STATE_HEADER: status.state})
+def reply(state: str, body: HealthReport, code: int) -> Response:
+    """Make an answer that has the state among its headers, too."""
+    return JSONResponse(body, status_code=code, headers={STATE_HEADER: state})
 
 
 def _probe(probe: ProbeReport | None) -> HealthReport:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Literal, get_args
 
-from holdfast.verify.answers import printable
+from holdfast.verify.answers import one_line
 from holdfast.workspace.plan import MIB
 
 GIB = 1024 * MIB
@@ -131,17 +131,12 @@ def as_lines(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings:
         if finding.source != source:
             source = finding.source
-            yield f"{_shown(source)}:"
-        yield f"  {finding.severity:<7}  {finding.name:<{name_width}}  {_shown(finding.seen)}"
+            yield f"{one_line(source)}:"
+        yield f"  {finding.severity:<7}  {finding.name:<{name_width}}  {one_line(finding.seen)}"
         if finding.remedy:
-            yield f"  {'':<7}  {'':<{name_width}}  Remedy: {_shown(finding.remedy)}"
+            yield f"  {'':<7}  {'':<{name_width}}  Remedy: {one_line(finding.remedy)}"
     counts = _counts(findings)
     yield ", ".join(f"{severity}: {counts[severity]}" for severity in Severity)
-
-
-def _shown(text: str) -> str:
-    """Return a text on one line, without what a terminal would obey or no encoding has."""
-    return printable(" ".join(text.split()))
 
 
 def _counts(findings: Sequence[Finding]) -> Counter[Severity]:

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.doctor.asking import PeerAnswer
 from holdfast.nodes.channel import Role
 from holdfast.nodes.messages import NodeFacts
-from holdfast.verify.answers import dig_or, printable
+from holdfast.verify.answers import dig_or, one_line
 
 MAX_CHARACTERS = 200
 """The maximum of one text that is repeated."""
@@ -118,5 +118,5 @@ def _text(document: Mapping[str, Any], name: str) -> str:
 
 def _shown(text: str) -> str:
     """Return a text of a peer on one line, without what a terminal would obey."""
-    shown = printable(" ".join(text.split()))
+    shown = one_line(text)
     return shown if len(shown) <= MAX_CHARACTERS else f"{shown[:MAX_CHARACTERS]}..."

@@ -186,6 +186,11 @@ class MemoryGuard:
         self.last: Reading | None = None
         """What was found last; None before the first look, and if nothing can be read."""
 
+    def is_ample(self) -> bool:
+        """Whether nothing has to give way on this host, as far as is known."""
+        reading = self.last
+        return reading is None or reading.level is Level.AMPLE
+
     def ample_bytes(self) -> int:
         """Return what the host must have available for every level to be left; 0 if unknown."""
         with memory_reader(self._root) as reader:

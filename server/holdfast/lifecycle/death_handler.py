@@ -109,7 +109,7 @@ class DeathHandler:
             requests,
             stall_timeout_seconds=self._stall_timeout_seconds,
             slowest_step_seconds=lambda: self._proof.slowest_step_seconds,
-            may_try=lambda: self._state_machine.state is State.READY,
+            may_try=lambda: self._state_machine.is_ready,
             baseline=self._baseline,
         )
         with (

@@ -148,10 +148,10 @@ class MemoryRelief:
 
         It may take forever: a neighbour may stay. Without a guard there is nothing to wait for.
         """
-        if self._is_ample:
+        if self._guard.is_ample():
             return
         on_wait(str(self._guard.last))
-        while not self._is_ample:  # noqa: ASYNC110 - a thread looks at the memory
+        while not self._guard.is_ample():  # noqa: ASYNC110 - a thread looks at the memory
             await asyncio.sleep(INTERVAL_SECONDS)
 
     def note_death(self) -> None:
@@ -201,11 +201,6 @@ class MemoryRelief:
         )
         self._journals.forbid(tokens)
         return tokens
-
-    @property
-    def _is_ample(self) -> bool:
-        reading = self._guard.last
-        return reading is None or reading.level is Level.AMPLE
 
     def _note_suspect_size(self) -> None:
         """Note the size that may have taken the memory."""

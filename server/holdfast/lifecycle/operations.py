@@ -216,8 +216,8 @@ class OperationRunner:
         unfinished = partial(presence.unfinished, has_left_behind=has_left_behind)
         try:
             if not is_abrupt:
-                await self._until(lambda: not (self._is_ready and unfinished()))
-            if not self._is_ready:
+                await self._until(lambda: not (self._state_machine.is_ready and unfinished()))
+            if not self._state_machine.is_ready:
                 raise ConflictError(f"the server is {self._state_machine.state}")
             if not is_abrupt and (left := len(unfinished())):
                 raise ConflictError(
@@ -282,10 +282,6 @@ class OperationRunner:
     def _request_end(self, death: Death) -> None:
         if not self._requested_end.done():
             self._requested_end.set_result(death)
-
-    @property
-    def _is_ready(self) -> bool:
-        return self._state_machine.state is State.READY
 
     @property
     def _has_died(self) -> bool:

@@ -25,7 +25,7 @@ from holdfast.errors import ConflictError
 from holdfast.labels import RecycleReason
 from holdfast.lifecycle.commands import RestartCommand
 from holdfast.lifecycle.operations import OperationRunner
-from holdfast.lifecycle.states import State, StateMachine
+from holdfast.lifecycle.states import StateMachine
 from holdfast.settings import SupervisionSettings
 from holdfast.settings.recycling import RecycleLimits
 from holdfast.telemetry.counters import Recycles
@@ -130,7 +130,7 @@ class Recycler:
             await self._measure()
             use = self._look()
             self._note_limit(use)
-            is_due = self._is_ready and is_time(use, self._within_seconds)
+            is_due = self._state_machine.is_ready and is_time(use, self._within_seconds)
             if self._reason is not None and is_due and not self._must_stay():
                 await self._recycle(self._reason)
 
@@ -157,11 +157,11 @@ class Recycler:
         passed_seconds = now_seconds - self._looked_seconds
         at_work = self._requests.presence.unfinished()
         has_work = bool(at_work or self._requests.held or given != self._given)
-        if has_work or not self._is_ready:
+        if has_work or not self._state_machine.is_ready:
             self._busy_seconds = now_seconds
-        if self._is_ready:
+        if self._state_machine.is_ready:
             self._age_seconds += passed_seconds
-        if self._reason is not None and self._is_ready:
+        if self._reason is not None and self._state_machine.is_ready:
             self._waited_seconds += passed_seconds
         self._looked_seconds, self._given = now_seconds, given
         return EngineUse(
@@ -210,10 +210,6 @@ class Recycler:
         """Count a restart that has ended the engine."""
         if not restarted.cancelled() and restarted.exception() is None:
             self._recycles.count(reason)
-
-    @property
-    def _is_ready(self) -> bool:
-        return self._state_machine.state is State.READY
 
 
 def _is_reached(limit: float | None, value: float | None) -> bool:

@@ -117,6 +117,11 @@ class StateMachine:
         self.has_been_ready = False
 
     @property
+    def is_ready(self) -> bool:
+        """Whether the server serves."""
+        return self.state is State.READY
+
+    @property
     def is_recovering(self) -> bool:
         """Whether an engine that was lost, or served, is being replaced or proven again."""
         is_back_soon = self.has_been_ready or self.generation.replaces is not None

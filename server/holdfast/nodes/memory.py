@@ -12,7 +12,7 @@ import logging
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
-from holdfast.host_memory.guard import Level, MemoryGuard, Reading
+from holdfast.host_memory.guard import MemoryGuard, Reading
 from holdfast.records import Death
 from holdfast.settings import MemorySettings
 
@@ -44,8 +44,7 @@ class NodeMemory:
 
     def is_ample(self) -> bool:
         """Whether nothing has to give way on this host, as far as is known."""
-        reading = self._guard.last
-        return reading is None or reading.level is Level.AMPLE
+        return self._guard.is_ample()
 
     @contextmanager
     def guarding(self) -> Iterator[asyncio.Future[Death]]:

@@ -8,7 +8,9 @@ import types
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from holdfast.atomic_files import refuse_constant
 
 RecordKind = TypeVar("RecordKind")
 _MAX_INTEGER = 1 << 63
@@ -32,7 +34,7 @@ def parsed(text: bytes) -> Any:
     """
     try:
         return json.loads(
-            text.decode("utf-8"), parse_constant=_no_number, object_pairs_hook=_without_repeats
+            text.decode("utf-8"), parse_constant=refuse_constant, object_pairs_hook=_without_repeats
         )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
@@ -112,7 +114,3 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("it repeats a name")
     return found
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"it contains {name}, which is not a JSON number")

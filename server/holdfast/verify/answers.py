@@ -132,6 +132,11 @@ def beginning(text: str, characters: int) -> str:
     return text if len(text) <= characters else f"{text[:characters]}{ELLIPSIS}"
 
 
+def one_line(text: str) -> str:
+    """The text on one line, without what a terminal would obey or no encoding has."""
+    return printable(" ".join(text.split()))
+
+
 def printable(text: str) -> str:
     """The text with a replacement character for each one that is not printable."""
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from holdfast.settings.flag import Parser, command_parser
 from holdfast.terminal import is_terminal, say
-from holdfast.verify.answers import printable
+from holdfast.verify.answers import one_line
 from holdfast.verify.comparison import Change, ComparedReports, compare
 from holdfast.verify.progress import STYLES
 from holdfast.verify.records import Report
@@ -53,7 +53,7 @@ def show(before: Report, after: Report, stream: TextIO) -> None:
     """Write the comparison: tables on a terminal, lines in a pipe."""
     found = compare(before, after)
     for name, report in (("A", before), ("B", after)):
-        say(_clean(f"{name}: {_title(report)}"), stream)
+        say(one_line(f"{name}: {_title(report)}"), stream)
     sections = {
         "Status": found.statuses,
         "Numbers": found.numbers,
@@ -81,7 +81,7 @@ def _title(report: Report) -> str:
 def _line(change: Change) -> str:
     note = f": {change.note}" if change.note else ""
     old, new = change.before or _NOTHING, change.after or _NOTHING
-    return _clean(f"{change.what}: {old} -> {new}{note}")
+    return one_line(f"{change.what}: {old} -> {new}{note}")
 
 
 def _table(title: str, changes: Sequence[Change]) -> Table:
@@ -90,10 +90,10 @@ def _table(title: str, changes: Sequence[Change]) -> Table:
         table.add_column(name, overflow="fold")
     for change in changes:
         style = STYLES[change.status] if change.status and change.after else ""
-        after = Text(_clean(change.after or _NOTHING), style=style)
+        after = Text(one_line(change.after or _NOTHING), style=style)
         if change.note:
-            after.append(f"\n{_clean(change.note)}", style="default not bold")
-        table.add_row(Text(_clean(change.what)), Text(_clean(change.before or _NOTHING)), after)
+            after.append(f"\n{one_line(change.note)}", style="default not bold")
+        table.add_row(Text(one_line(change.what)), Text(one_line(change.before or _NOTHING)), after)
     return table
 
 
@@ -102,7 +102,3 @@ def _same(found: ComparedReports) -> str:
         f"the same: {found.same_statuses} statuses, {found.same_numbers} numbers, "
         f"{found.same_settings} settings"
     )
-
-
-def _clean(text: str) -> str:
-    return printable(" ".join(text.split()))

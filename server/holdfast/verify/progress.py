@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from holdfast.terminal import is_terminal, replace_what_has_no_code, say
-from holdfast.verify.answers import printable
+from holdfast.verify.answers import one_line
 from holdfast.verify.check import Check
 from holdfast.verify.records import CheckResult, CheckStatus
 from holdfast.verify.runner import View
@@ -81,6 +81,6 @@ def line_of(result: CheckResult) -> str:
     """The result on one line."""
     seconds = "" if result.status is CheckStatus.SKIPPED else f"{result.duration_seconds:.1f} s"
     remedy = f"; remedy: {result.remedy}" if result.remedy else ""
-    said = printable(" ".join(f"{result.reason}{remedy}".split()))
+    said = one_line(f"{result.reason}{remedy}")
     name = f"{result.group}.{result.name}"
     return f"{result.status:<{_STATUS_WIDTH}}  {name:<24}{seconds:>8}  {said}".rstrip()

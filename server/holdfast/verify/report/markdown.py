@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.verify.answers import printable
+from holdfast.verify.answers import one_line
 from holdfast.verify.records import CheckResult, CheckStatus, Fault, Report
 from holdfast.verify.report import wording
 
@@ -87,4 +87,4 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Iterator[s
 
 def _text(text: str) -> str:
     """The text, so that it is neither a cell of its own nor an element."""
-    return printable(" ".join(text.split())).replace("|", r"\|").replace("<", "&lt;")
+    return one_line(text).replace("|", r"\|").replace("<", "&lt;")
