@@ -8,5 +8,5 @@ all that it left. What a machine lacks skips checks by name, and `report` writes
 
 import sys
 
-if sys.version_info < (3, 11):  # noqa: UP036 - whoever has an older one is told so
+if sys.version_info < (3, 11):  # noqa: UP036 - users of an older one are told so
     sys.exit("error: Python 3.11 or later is needed. Remedy: make gpu-check PYTHON=/path/to/it")

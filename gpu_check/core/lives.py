@@ -99,7 +99,7 @@ def _step(bench: Bench, manager: Any, chance: random.Random) -> None:
         _at(bench, slot, lambda: manager.get_persistent(chance.randrange(3), (64,), torch.uint8))
     else:
         _ask(bench, manager, chance)
-    # What was freed in the step is somebody else's now.
+    # What was freed in the step belongs to other code now.
     torch.full((chance.randrange(1, _MAX_BYTES),), 255, dtype=torch.uint8, device=bench.device)
 
 

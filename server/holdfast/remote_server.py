@@ -1,4 +1,4 @@
-"""Which server does a command talk to? Its address, the key for it, and whom it trusts for it."""
+"""Which server does a command talk to? Its address, its key, and its certificate."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_a_grammar_whose_answer_takes_too_much_memory_ends_with_its_request(
     growing, usual = steps.compiled("growing", EXPLOSIVE), steps.compiled("usual", {"regex": "b+"})
     steps.masks()
     gc.collect()
-    give_back()  # what is used again is no growth
+    give_back()  # so that what is used again does not count as growth
     before_bytes = private_bytes()
     for token in steps.tokens(LITERAL):
         assert steps.accept(growing, [token])

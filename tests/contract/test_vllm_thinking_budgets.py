@@ -44,7 +44,7 @@ class Thinker:
     written: list[int] = field(default_factory=list)
 
     def write(self, *, begun: int = 0) -> list[int]:
-        """Write the answer in an engine that gets so much of it, and return all of it."""
+        """Write the answer after its first `begun` tokens, and return all of it."""
         markers = SimpleNamespace(
             reasoning_start_token_ids=START, reasoning_end_token_ids=list(self.end)
         )

@@ -151,7 +151,7 @@ def test_arguments_of_a_tool_are_bounded_before_they_are_read(
 ) -> None:
     """They are JSON within JSON, which the bounds of a body do not see."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    if arguments is DEEP:  # in a model that could take so many
+    if arguments is DEEP:  # in a model that could take as many tokens
         monkeypatch.setattr(renderer.model_config, "max_model_len", 1 << 20)
     with pytest.raises(VLLMValidationError):
         asyncio.run(

@@ -36,7 +36,7 @@ def test_each_step_meets_its_own_fault_and_no_other_half_does(tmp_path: Path) ->
     runs = json.loads(lab.stdout.rstrip().rpartition("\n")[2])
     assert len(runs) == 4
     for steps, met in runs:
-        # `first_token` proves template, tokenizer and streaming, of which the model knows nothing.
+        # `first_token` proves template, tokenizer and streaming, which the model does not see.
         assert set(met) == set(steps) - {"first_token"}
 
 

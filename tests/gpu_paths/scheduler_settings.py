@@ -162,6 +162,6 @@ def _kv_cache(config: Any, setting: Setting) -> Any:
         for group in groups
     )
     if setting.groups == "full and mamba" and not setting.blocks:
-        # With no more than it says that it needs, vLLM preempts its only request for ever (0.32).
+        # With no more than it says that it needs, vLLM preempts its only request forever (0.32).
         blocks += 2 + config.num_speculative_tokens
     return KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)

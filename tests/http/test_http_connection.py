@@ -203,7 +203,7 @@ def test_an_answer_in_which_the_application_raises_is_cut() -> None:
 
 
 def test_a_body_that_nobody_reads_is_bounded_too() -> None:
-    """Who was answered already, and goes on sending without end, is closed without a word."""
+    """A client that got its answer and sends on without end is disconnected without a word."""
 
     async def scene(server: Listening) -> tuple[Answer, bytes, dict[str, int]]:
         async with server.wire() as wire:

@@ -450,7 +450,7 @@ def test_an_unknown_path_is_404() -> None:
 
 
 def held(size: int, port: int, key: str) -> socket.socket:
-    """A connection that has sent so much of a body, and sends no more."""
+    """A connection that has sent `size` bytes of a longer body, and sends no more."""
     wire = socket.create_connection(("127.0.0.1", port), DEADLINE_SECONDS)
     head = (
         f"POST /v1/echo HTTP/1.1\r\nHost: x\r\nX-Key: {key}\r\nContent-Length: {size + 1}\r\n\r\n"
@@ -544,7 +544,7 @@ def test_others_have_their_turn_between_any_two_of_many_bodies(kind: str) -> Non
 
 
 def test_others_have_their_turn_while_one_part_is_looked_at() -> None:
-    """However much comes in one part, so much of it is looked at between two turns of others."""
+    """Others have their turn after each `LOOK_BYTES` of it, however much comes in one part."""
     assert asyncio.run(turns_in_one_part(8 * LOOK_BYTES)) >= 7
 
 

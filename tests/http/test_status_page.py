@@ -134,7 +134,7 @@ def test_one_key_does_not_take_the_places_of_all(monkeypatch: pytest.MonkeyPatch
             await viewer.until_document(state="READY")
             assert (await client.get("/statusz/stream", headers=HEADERS)).status_code == 503
             assert not shown.feed.is_full("another")
-        while shown.feed.viewers:  # noqa: ASYNC110 - the server tells nobody
+        while shown.feed.viewers:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.001)
         async with viewing(client, HEADERS) as viewer:
             await viewer.until_document(state="READY")
@@ -237,7 +237,7 @@ def test_a_viewer_that_does_not_read_takes_a_bounded_room() -> None:
             loop = asyncio.get_running_loop()
             await loop.sock_connect(deaf, ("127.0.0.1", server.port))
             await loop.sock_sendall(deaf, b"GET /statusz/stream HTTP/1.1\r\nhost: x\r\n\r\n")
-            while not shown.feed.viewers:  # noqa: ASYNC110 - the server tells nobody
+            while not shown.feed.viewers:  # noqa: ASYNC110 - nothing announces it
                 await asyncio.sleep(0.001)
             (connection,) = server.server.server_state.connections
             async with viewing(client) as viewer:

@@ -55,7 +55,7 @@ async def serve_bare() -> None:
     """Serve until killed, as uvicorn does by itself."""
     connection_limit(None)
     with bound_socket(LOCAL) as sock:
-        print(sock.getsockname()[1], flush=True)  # noqa: T201 - to whoever attacks
+        print(sock.getsockname()[1], flush=True)  # noqa: T201 - to the process that attacks
         config = uvicorn.Config(bare, http="httptools", access_log=False, log_level="critical")
         await uvicorn.Server(config).serve([sock])
 
@@ -69,7 +69,7 @@ async def serve_front() -> None:
     door = OwnRoutes(routes, limits)
     with bound_socket(LOCAL) as sock:
         async with listening(door, sock, LOCAL, limits=LimitSettings(), refusals=refusals):
-            print(sock.getsockname()[1], flush=True)  # noqa: T201 - to whoever attacks
+            print(sock.getsockname()[1], flush=True)  # noqa: T201 - to the process that attacks
             await asyncio.Event().wait()
 
 

@@ -240,7 +240,7 @@ def main(name: str, port: int, count: int) -> None:
     threading.Thread(target=until_closed, daemon=True).start()
     attack = ATTACKS[name](port, count)
     next(attack)
-    print("under way", flush=True)  # noqa: T201 - to whoever measures
+    print("under way", flush=True)  # noqa: T201 - to the process that measures
     while not is_enough.is_set():
         next(attack)
 

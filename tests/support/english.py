@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 
 FOREIGN = re.compile(
-    r"(?<!there )\b(?:is|are) no (?!longer|larger)|\bworth to\b|\bso (?:long|many|much) as\b"
+    r"(?<!there )\b(?:is|are) no (?!longer|larger|better)|\bworth to\b|\bso (?:long|many|much) as\b"
     r"|\b(?:for|in|only|has|lasts?|after|taken) so long\b|\banew\b|\bmend(?:s|ed|ing)?\b"
-    r"|(?<!\beach )(?<!\ball )(?<!\bone )\bof which\b|\bsomebody\b|\bso many\b|\bbut where\b"
-    r"|\b(?:server|peer) (?:does not )?tells?\b|\bwho(?:m)?ever\b|\bfor ever\b|\bbut for\b"
-    r"|\b(?:is|are) answered \d{3}\b",
+    r"|(?<!\beach )(?<!\ball )(?<!\bone )\bof which\b|\bsomebody\b|\bso (?:many|much|few)\b"
+    r"|\bbut where\b|\b(?:server|peer) (?:does not )?tells?\b|\bwho(?:m)?ever\b|\bfor ever\b"
+    r"|\bbut for\b|\b(?:is|are|was|were) answered (?:\d{3}\b|\{\})",
     re.IGNORECASE,
 )
 """CONTRIBUTING has what to write instead."""
@@ -28,6 +30,21 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.lineno, str(node.value.value)
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Each comment of a module with the line where it begins; its lines are one text."""
+    begun, last, text = 0, 0, ""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            line, said = token.start[0], token.string.lstrip("#").strip()
+            if last != line - 1:
+                if text:
+                    yield begun, text
+                begun, text = line, ""
+            last, text = line, f"{text} {said}".strip()
+    if text:
+        yield begun, text
 
 
 def literals(node: ast.AST) -> Iterator[tuple[int, str]]:

@@ -112,8 +112,8 @@ class AsyncEngine:
                 await asyncio.shield(pausing)
                 yield
             finally:
-                # Whoever is cancelled during the pause leaves a paused engine, too. Engines of a
-                # data-parallel group refuse to resume before they have paused (0.32, 0.33).
+                # A task that is cancelled during the pause leaves a paused engine, too. Engines of
+                # a data-parallel group refuse to resume before they have paused (0.32, 0.33).
                 await asyncio.gather(pausing, return_exceptions=True)
                 async with rpc_deadline("schedule again", RPC_DEADLINE_SECONDS):
                     await self._llm.resume_generation()

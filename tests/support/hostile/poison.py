@@ -30,7 +30,7 @@ def end(how: str) -> None:
         _leaked.append(b"1" * LEAK_BYTES)
         return
     if how == "SEGV":
-        ctypes.string_at(0)  # the kernel sends the signal, not somebody
+        ctypes.string_at(0)  # the kernel sends the signal, not a process
     if how == "ABRT":
         os.abort()
     if how == "raise":

@@ -54,7 +54,7 @@ def test_a_head_is_read() -> None:
     ],
 )
 def test_a_host_name_is_one_that_can_be_asked_for(text: str, is_possible: bool) -> None:
-    """Of another one, Python's own encoder says so much later, and again with each attempt."""
+    """Python's own encoder refuses another one much later, and again with each attempt."""
     assert is_host(text) is is_possible
 
 

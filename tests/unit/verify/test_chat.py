@@ -135,7 +135,7 @@ def test_rounds_do_without_seeds_where_they_are_refused(monkeypatch: pytest.Monk
     ("value", "status"), [(100.0, CheckStatus.FAILED), (20.0, CheckStatus.PASSED)]
 )
 def test_a_model_that_knows_less_than_was_recorded_fails(value: float, status: CheckStatus) -> None:
-    """The double knows none of the answers; one of five is within the error of so few."""
+    """The double knows none of the answers; one of five is within the error of five questions."""
     baseline = Baseline(scores={EXPECTED: Score(value, 10)})
     (made,) = results(OpenAIDouble(), MATRIX, options=Options(baseline)).values()
     assert made.status is status

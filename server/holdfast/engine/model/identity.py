@@ -193,7 +193,7 @@ def _snapshots(model: str, revision: str | None, download_directory: str | None)
         for name in _CONFIGURATIONS:
             try:
                 found = try_to_load_from_cache(model, name, cache_dir=cache, revision=revision)
-            except ValueError:  # not a name of the Hub, but for example an address
+            except ValueError:  # not a name of the Hub: an address, for example
                 return
             if isinstance(found, str):
                 yield Path(found).parent

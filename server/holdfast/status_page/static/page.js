@@ -14,7 +14,7 @@ import { Follower } from "./stream.js";
 import { showTimeline } from "./timeline.js";
 
 const TICK_MILLISECONDS = 1000;
-/** With more ranks than this, the map is drawn less often than the server tells of changes. */
+/** With more ranks than this, the map is drawn less often than changes come. */
 const MANY_RANKS = 8;
 const MAP_MILLISECONDS = 2000;
 const STREAM = new URL("statusz/stream", document.baseURI);

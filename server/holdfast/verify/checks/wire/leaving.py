@@ -152,7 +152,7 @@ async def _leave(trial: Trial, path: str, body: dict[str, Any]) -> None:
     for _ in range(_LEAVING):
         status = await trial.leave(path, body, after_bytes=_STARTED_BYTES)
         if status != _OK:
-            raise InconclusiveError(f"a stream was answered {status}, so no client left one")
+            raise InconclusiveError(f"a stream got {status}, so no client left one")
 
 
 async def _measured_pace(trial: Trial, path: str, body: dict[str, Any]) -> _Pace:
