@@ -210,7 +210,7 @@ _LIFE = Row(
         Panel(
             "Requests in flight and held",
             "Requests admitted and not yet fully answered, and those waiting in the front end "
-            "for a free slot or for the next engine.",
+            "for capacity or for the next engine.",
             (
                 Query(f"holdfast_requests_in_flight{{{SERVER}}}", "in flight {{instance}}"),
                 Query(f"holdfast_requests_held{{{SERVER}}}", "held {{instance}}"),

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -42,6 +42,7 @@ from holdfast.labels import (
 )
 from holdfast.lifecycle.states import HEALTHY, HOPELESS, SERVING, State
 from holdfast.nodes.command_line import StopSettings, follow_parser, read_follow
+from holdfast.nodes.follower import FollowerState
 from holdfast.planning import DEVICE_NAMES
 from holdfast.records import FollowerStatus
 from holdfast.settings import flags
@@ -218,6 +219,15 @@ def test_the_exit_codes_are_those_of_the_help() -> None:
     assert [row[0] for row in rows] == [str(int(code)) for code in ExitCode]
     listed = ", ".join(" ".join(row) for row in rows)
     assert f"Exit codes: {listed}." in " ".join(cli._SERVE_EPILOG.split())
+
+
+def test_the_states_of_a_follower_are_those_of_the_code() -> None:
+    """Each is named, and none is called as what the proof does, which no follower has."""
+    (listed,) = re.findall(
+        r"^Its states are (.*?)\.$", REFERENCE.read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert tuple(INLINE.findall(listed)) == get_args(FollowerState)
+    assert not any(state.startswith("prov") for state in get_args(FollowerState))
 
 
 def codes_of(text: str) -> list[str]:

@@ -17,7 +17,7 @@ from holdfast.records import FollowerStatus
 
 _REASONS = {
     "away": "not connected to the head",
-    "proving": "proving the key to the head",
+    "authenticating": "authenticating to the head",
     "joining": "joining the head",
     "waiting": "waiting for the head to start a generation",
     "ending": "ending the processes of the generation",

@@ -53,7 +53,7 @@ UPDATE_SECONDS = 0.2
 _NOTHING: tuple[tuple[RankStats, ...], bool] = ((), False)
 """What ranks and compilers are before the first look."""
 
-FollowerState = Literal["away", "proving", "joining", "waiting", "running", "ending", "left"]
+FollowerState = Literal["away", "authenticating", "joining", "waiting", "running", "ending", "left"]
 _REMEDIES = {
     "wrong_key": "the head has another key. Remedy: give both nodes the same --node-key-file.",
     "wrong_protocol": "the head runs another version or build of Holdfast. Remedy: install the "
@@ -102,7 +102,7 @@ class Follower:
         if channel is None:
             return "away"
         if not channel.is_open:
-            return "proving"
+            return "authenticating"
         return "waiting" if self._is_welcome else "joining"
 
     @property

@@ -315,7 +315,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "requests_held",
         "gauge",
-        "Requests waiting in the front end for a free slot or for the next engine.",
+        "Requests waiting in the front end for capacity or for the next engine.",
     ),
     Metric(
         "requests_waiting",

@@ -57,7 +57,7 @@ def test_its_states_follow_what_happens() -> None:
     seen.append(node.machine.state)
     network.stop_engine(node)
     seen.append(node.machine.state)
-    assert seen == ["away", "proving", "waiting", "running", "ending", "waiting"]
+    assert seen == ["away", "authenticating", "waiting", "running", "ending", "waiting"]
 
 
 def test_what_a_rank_wrote_last_comes_before_its_death() -> None:

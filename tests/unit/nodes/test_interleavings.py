@@ -358,7 +358,7 @@ class Cluster(RuleBasedStateMachine):
     def nobody_joins_without_the_key(self) -> None:
         """Nor with what others have sent."""
         assert set(self.network.head.followers) <= set(NAMES)
-        assert self.stranger.machine.state in {"away", "proving"}
+        assert self.stranger.machine.state in {"away", "authenticating"}
         assert self.stranger.started == []
 
     def teardown(self) -> None:
