@@ -52,6 +52,19 @@ LAYERS = (
     {"api", "configuration", "hide_keys"},
     {"status_page"},
     {"application", "doctor", "follow", "health_check", "remote_server", "serve", "top", "verify"},
+    {"verify.checks.asking", "verify.checks.sampling", "verify.checks.twins", "verify.report"},
+    {
+        "verify.checks.chat",
+        "verify.checks.oracle",
+        "verify.checks.self_agreement",
+        "verify.checks.skill",
+        "verify.checks.soak",
+        "verify.checks.survive",
+        "verify.checks.tools",
+        "verify.checks.wire",
+    },
+    {"verify.checks"},
+    {"verify.command", "verify.comparison", "verify.diff"},
     {"cli"},
     {"__main__"},
 )
@@ -259,6 +272,16 @@ def test_every_module_has_a_layer() -> None:
         ("demo/model.py", "from holdfast.telemetry.logs import f", "demo/ knows only"),
         ("demo/model.py", "from holdfast.workspace import manager", "demo/ knows only"),
         ("probe/sizes.py", "from holdfast import demo", "must not know the demo"),
+        (
+            "verify/trial.py",
+            "from holdfast.verify.report import page",
+            "verify is below verify.report",
+        ),
+        (
+            "verify/checks/sampling.py",
+            "from holdfast.verify.checks.wire.streams import f",
+            "verify.checks.sampling is below verify.checks.wire",
+        ),
         ("surprise.py", "from holdfast.errors import f", "surprise has no layer"),
     ],
 )

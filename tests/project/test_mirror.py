@@ -180,7 +180,7 @@ DRIVEN_ELSEWHERE = {
     "verify.checks.self_agreement.restarts": "unit/verify/test_self_agreement.py",
     "verify.checks.self_agreement.sampling": "unit/verify/test_self_agreement.py",
     "verify.checks.self_agreement.sequences": "unit/verify/test_self_agreement.py",
-    "verify.checks.wire.asking": "unit/verify/test_wire.py",
+    "verify.checks.asking": "unit/verify/test_wire.py",
     "verify.checks.wire.counts": "unit/verify/test_wire.py",
     "verify.checks.wire.endings": "unit/verify/test_wire.py",
     "verify.checks.wire.forms": "unit/verify/test_wire.py",

@@ -1,6 +1,7 @@
 """Every check, in the order in which they run: what is cheap and basic comes first.
 
-A group is one module here, with a tuple `CHECKS`, or a package with such modules. All of them run
+A group is one module here, with a tuple `CHECKS`, or a package with such modules. It may use
+another group that does not use it; `asking`, `sampling` and `twins` are for all of them. They run
 in the process of `verify`.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.verify.checks.wire.asking import each
+from holdfast.verify.checks.asking import each
 from holdfast.verify.trial import UNKNOWN_FIELD, Trial, UnexpectedStatusError
 
 _SEED = 1

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from holdfast.verify.agreement import DifferenceLimits, Scores
 from holdfast.verify.answers import MalformedError
+from holdfast.verify.checks.asking import either
 from holdfast.verify.checks.self_agreement.contexts import cached_floor, cached_tokens
 from holdfast.verify.checks.self_agreement.judging import base_prompt, noise, prefilled
 from holdfast.verify.checks.self_agreement.sequences import ANSWER_TOKENS, sequences
 from holdfast.verify.checks.soak.history import Look
 from holdfast.verify.checks.soak.talk import REQUEST_SECONDS
-from holdfast.verify.checks.wire.asking import either
 from holdfast.verify.scoring import decoded, next_top, scored
 from holdfast.verify.target import NoAnswerError
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial, UnexpectedStatusError

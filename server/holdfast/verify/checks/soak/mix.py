@@ -15,11 +15,11 @@ from typing import Any
 
 from holdfast.verify.answers import MalformedError, dig
 from holdfast.verify.check import Ability
+from holdfast.verify.checks.asking import either
 from holdfast.verify.checks.sampling import sampling, takes_seeds
 from holdfast.verify.checks.self_agreement.sequences import longest_tokens
 from holdfast.verify.checks.soak.talk import REQUEST_SECONDS, Talk, read
 from holdfast.verify.checks.tools.asking import ALARM, REQUIRED, WEATHER, refused_choices
-from holdfast.verify.checks.wire.asking import either
 from holdfast.verify.records import Request
 from holdfast.verify.trial import CHAT, InconclusiveError, Trial, UnexpectedStatusError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from holdfast.verify.checks.wire.asking import PROMPT, either
+from holdfast.verify.checks.asking import PROMPT, either
 from holdfast.verify.records import Request
 from holdfast.verify.target import PATIENT_SECONDS, Answer, NoAnswerError
 from holdfast.verify.trial import SkippedError, Trial

@@ -12,8 +12,8 @@ from typing import IO, Any
 
 from holdfast.verify.answers import MalformedError, dig, excerpt
 from holdfast.verify.check import FROM_STANDARD, Check
+from holdfast.verify.checks.asking import either
 from holdfast.verify.checks.survive.asking import require_life
-from holdfast.verify.checks.wire.asking import either
 from holdfast.verify.course import course_of
 from holdfast.verify.records import HoldfastFacts, equal_to
 from holdfast.verify.survey import ask_facts, ask_holdfast

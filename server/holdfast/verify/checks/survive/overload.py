@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from holdfast.verify.check import FROM_STANDARD, Check
+from holdfast.verify.checks.asking import either
 from holdfast.verify.checks.survive.asking import require_consent, require_life
-from holdfast.verify.checks.wire.asking import either
 from holdfast.verify.records import at_least, equal_to
 from holdfast.verify.target import PATIENT_SECONDS, NoAnswerError
 from holdfast.verify.trial import Trial

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.verify.answers import dig
 from holdfast.verify.check import Check
-from holdfast.verify.checks.wire.asking import PROMPT, each
+from holdfast.verify.checks.asking import PROMPT, each
 from holdfast.verify.records import equal_to
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import Answer

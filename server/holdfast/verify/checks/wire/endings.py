@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.verify.answers import dig
 from holdfast.verify.check import Check
-from holdfast.verify.checks.wire.asking import PROMPT, each, judge_each
+from holdfast.verify.checks.asking import PROMPT, each, judge_each
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial
 
 _TOKENS = 24

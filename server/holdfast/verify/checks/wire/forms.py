@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import Check
-from holdfast.verify.checks.wire.asking import PROMPT, judge_each
+from holdfast.verify.checks.asking import PROMPT, judge_each
 from holdfast.verify.scoring import NO_PENALTIES
 from holdfast.verify.target import PATIENT_SECONDS, Answer
 from holdfast.verify.trial import CHAT, MODELS, InconclusiveError, SkippedError, Trial

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.verify.answers import is_absent
 from holdfast.verify.check import Check
-from holdfast.verify.checks.wire.asking import judge_each
+from holdfast.verify.checks.asking import judge_each
 from holdfast.verify.records import Request
 from holdfast.verify.survey import ask_holdfast
 from holdfast.verify.target import NoAnswerError

@@ -7,8 +7,8 @@ from typing import Any
 
 from holdfast.verify.answers import dig
 from holdfast.verify.check import FROM_STANDARD, Check
+from holdfast.verify.checks.asking import PROMPT, post_listed
 from holdfast.verify.checks.twins import compare
-from holdfast.verify.checks.wire.asking import PROMPT, post_listed
 from holdfast.verify.checks.wire.typed_events import (
     Order,
     TypedEvent,

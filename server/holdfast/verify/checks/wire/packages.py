@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.verify.check import Check
-from holdfast.verify.checks.wire.asking import PROMPT, post_listed
+from holdfast.verify.checks.asking import PROMPT, post_listed
 from holdfast.verify.checks.wire.responses import RESPONSES
 from holdfast.verify.other_tools import Wish, rows_of
 from holdfast.verify.streams import DONE, NO_DONE, StreamedAnswer

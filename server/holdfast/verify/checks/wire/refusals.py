@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.verify.answers import dig, is_absent
 from holdfast.verify.check import Check
-from holdfast.verify.checks.wire.asking import PROMPT, either
+from holdfast.verify.checks.asking import PROMPT, either
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import CHAT, COMPLETIONS, Trial
 

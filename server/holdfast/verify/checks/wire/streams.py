@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import Check
-from holdfast.verify.checks.wire.asking import PROMPT, each, judge_each
+from holdfast.verify.checks.asking import PROMPT, each, judge_each
 from holdfast.verify.checks.wire.forms import FINISH_REASONS
 from holdfast.verify.streams import StreamedAnswer, delta_reasoning, delta_text
 from holdfast.verify.trial import CHAT, SkippedError, Trial

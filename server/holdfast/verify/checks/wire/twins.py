@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from holdfast.verify.check import Check
+from holdfast.verify.checks.asking import PROMPT, each
 from holdfast.verify.checks.twins import compare
-from holdfast.verify.checks.wire.asking import PROMPT, each
 from holdfast.verify.streams import Said, StreamedAnswer
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import (

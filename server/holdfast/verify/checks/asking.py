@@ -1,4 +1,4 @@
-"""Requests that several checks of the group make."""
+"""Requests that checks of several groups make."""
 
 from __future__ import annotations
 
