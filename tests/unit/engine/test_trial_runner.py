@@ -24,7 +24,7 @@ from replay_harness import (
     named,
     run_scene,
 )
-from scripted_llm import Output, PlainOutputs, ScriptedLLM
+from scripted_llm import AnsweredError, Output, PlainOutputs, ScriptedLLM
 from stub_engine import FACTS, FakeClock
 
 TERMINATED = Death("terminated", "EngineCore received SIGTERM")
@@ -42,6 +42,21 @@ class LateLLM(ScriptedLLM):
         """A token, and another, and the time passes."""
         async for output in super().generate(prompt, **options):
             self._clock.now_seconds += TRIAL_SECONDS / 5
+            yield output
+
+
+class SteppingLLM(ScriptedLLM):
+    """Takes some time for each prompt, in one step, and none for the tokens after it."""
+
+    def __init__(self, clock: FakeClock, step_seconds: float) -> None:
+        super().__init__(answers=5)
+        self._clock = clock
+        self._step_seconds = step_seconds
+
+    async def generate(self, prompt: str, **options: Any) -> AsyncIterator[Output]:
+        """The time passes before the first token."""
+        self._clock.now_seconds += self._step_seconds
+        async for output in super().generate(prompt, **options):
             yield output
 
 
@@ -100,12 +115,14 @@ def test_a_trial_is_stopped_when_its_time_is_over() -> None:
 
     async def scene(harness: ReplayHarness) -> None:
         harness.requests = ReplayManager(PlainOutputs(), clock=clock)
+        began_seconds = clock.now_seconds
         death = named("long", "late", reached_tokens=900)
         suspects, _ = await killed(harness, death, ["long", "late"])
         llm = harness.start(LateLLM(clock), is_open=False)
         assert await harness.requests.try_suspects(TRIAL_SECONDS)
-        assert llm.received == ["long", "late", "long"]
+        assert llm.received[:3] == ["long", "late", "long"]
         assert not llm.running
+        assert clock.now_seconds - began_seconds < (trials.MOST_OVERTIME + 1) * TRIAL_SECONDS
         for suspect in suspects:
             with answered(SuspectedError):
                 await suspect
@@ -139,6 +156,7 @@ def test_a_suspect_that_makes_no_token_leaves_the_others_their_share(
 ) -> None:
     """Its trial ends with its time, and nobody waits for its first token."""
     monkeypatch.setattr(trials, "LEAST_TRIAL_SECONDS", 1.0)
+    monkeypatch.setattr(trials, "LEAST_SHARE_SECONDS", 0.0)
 
     async def scene(harness: ReplayHarness) -> None:
         (silent, good), _ = await killed(harness, RAISED, ["silent", "good"])
@@ -173,6 +191,35 @@ def test_a_suspect_that_no_step_runs_is_left_to_the_rule_of_stalls(
             await silent
         harness.start()
         await good
+
+    run_scene(scene)
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_many_suspects_pass_though_an_equal_share_is_shorter_than_a_step(*, has_keys: bool) -> None:
+    """Each gets the time of a step at least, until there is none left, and trials end then."""
+    clock = FakeClock()
+    allowed_seconds, count = trials.LEAST_TRIAL_SECONDS, 20
+    step_seconds = allowed_seconds / 10
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.requests = ReplayManager(PlainOutputs(), clock=clock)
+        harness.start().hold()
+        contexts = [RequestContext(key=f"key#{at}" if has_keys else "") for at in range(count)]
+        calls = [harness.call(f"good#{at}", context=one) for at, one in enumerate(contexts)]
+        await harness.llm.until_received(count)
+        harness.bury(RAISED)
+        await harness.until_held(count)
+        llm = harness.start(SteppingLLM(clock, step_seconds), is_open=False)
+        began_seconds = clock.now_seconds
+        assert await harness.requests.try_suspects(allowed_seconds)
+        assert clock.now_seconds - began_seconds <= trials.MOST_OVERTIME * allowed_seconds
+        tried = list(llm.received)
+        harness.requests.open()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        refused = sum(isinstance(answer, AnsweredError) for answer in answers)
+        assert len(set(tried)) == len(tried) == count - refused
+        assert len(tried) >= allowed_seconds / step_seconds
 
     run_scene(scene)
 

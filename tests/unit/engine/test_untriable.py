@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from holdfast.lifecycle.death_handler import RestartBudget
 from holdfast.records import Death
 from holdfast.request_context import RequestContext
 from replay_harness import KILLED, RAISED, ReplayHarness, answered, named, run_scene
-from scripted_llm import ScriptedLLM
+from scripted_llm import Output, ScriptedLLM
 from stub_engine import FakeClock
 
 ONE_DEATH = BlameVerdict(1, is_charged=True, has_suspects=True)
@@ -70,16 +71,59 @@ def test_what_cannot_be_tried_is_charged_once_the_others_have_passed() -> None:
     run_scene(scene)
 
 
-@pytest.mark.parametrize("others", [[("good", "good")], []])
-def test_several_of_one_key_that_cannot_be_tried_cost_it_one_death(
-    others: Sequence[tuple[str, str]],
-) -> None:
+class ShortLLM(ScriptedLLM):
+    """Answers every request with one output."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__()
+        self._output = output
+
+    async def generate(self, prompt: str, **_options: Any) -> AsyncIterator[Output]:
+        """The output, or an error if it is a failure without tokens."""
+        self.received.append(prompt)
+        if not self._output.context_tokens:
+            raise ValueError("the request's own error")
+        yield self._output
+
+
+@pytest.mark.parametrize(
+    "output",
+    [Output(3, finished=True), Output(900, finished=True, is_failure=True), Output(0)],
+    ids=["shorter", "failed", "raised"],
+)
+def test_a_trial_that_goes_another_way_leaves_a_doubt(output: Output) -> None:
+    """An answer that is sampled again may end before the point at which it ended an engine."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        death = named("lost", "bad", reached_tokens=900)
+        calls = await ended(harness, death, [("lost", "lost")], [("bad", "bad")])
+        assert await harness.try_suspects(ShortLLM(output))
+        assert harness.requests.verdict_of_trials() == NOTHING
+        assert not harness.suspicions.charged("lost")
+        calls[0].cancel()
+
+    run_scene(scene)
+
+
+def test_nobody_is_blamed_without_a_trial_that_was_passed() -> None:
+    """Where nothing can be tried, as behind a router that transfers KV caches, nothing is shown."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        lost = [("p", "router"), ("q", "router")]
+        await passed(harness, await ended(harness, RAISED, lost, []))
+        assert harness.requests.verdict_of_trials() == NOTHING
+        assert not harness.suspicions.charged("router")
+
+    run_scene(scene)
+
+
+def test_several_of_one_key_that_cannot_be_tried_cost_it_one_death() -> None:
     """One of them has done it, and it is not known which, so that none is known again."""
 
     async def scene(harness: ReplayHarness) -> None:
         for number in (1, 2):
             lost = [("p", "bad"), ("q", "bad")]
-            await passed(harness, await ended(harness, RAISED, lost, others))
+            await passed(harness, await ended(harness, RAISED, lost, [("good", "good")]))
             assert harness.suspicions.charged("bad") == number
         assert not harness.suspicions.has_quarantined
 

@@ -94,3 +94,10 @@ def named_requests(
             request.is_prefilling = suspect.is_prefill
             named[request] = None
     return list(named), is_complete
+
+
+def sent_tokens(outputs: EngineOutputs, request: EngineRequest) -> int:
+    """Return the length of prompt and answer as far as it was sent; 0 if nothing was."""
+    sent = request.sent
+    prompt_tokens = outputs.prompt_tokens(sent.last_output) if sent.token_ids else 0
+    return prompt_tokens + len(sent.token_ids)

@@ -42,7 +42,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from holdfast.engine.requests.arrivals import named_requests
+from holdfast.engine.requests.arrivals import named_requests, sent_tokens
 from holdfast.engine.requests.request import (
     EngineOutputs,
     EngineRequest,
@@ -124,7 +124,7 @@ class Blame:
 
     def output_came(self, request: EngineRequest) -> None:
         """Acquit a request that got further than it was when its last engine died."""
-        if request.deaths and self._tokens(request) > request.reached_tokens:
+        if request.deaths and sent_tokens(self._outputs, request) > request.reached_tokens:
             request.acquit()
 
     def assign_blame(self, death: Death, present: Iterable[EngineRequest]) -> BlameVerdict:
@@ -174,9 +174,15 @@ class Blame:
 
         if not await self._trials.run(run, seconds):
             return False
-        self._verdict_of_trials = self._judge_left_over(self._trials.left_over)
+        left_over = self._trials.left_over if self._trials is not None else ()
+        self._verdict_of_trials = self._judge_left_over(left_over)
         self.refuse_untried()
         return True
+
+    def cast_doubt(self) -> None:
+        """Record that a trial was passed by a request that did not do what it did before."""
+        if self._trials is not None:
+            self._trials.cast_doubt()
 
     def verdict_of_trials(self) -> BlameVerdict:
         """Return once what the trials have shown of the death before them, by ending no engine."""
@@ -278,7 +284,8 @@ class Blame:
         for request in dict.fromkeys(requests):
             request.deaths += 1
             request.has_met_rejection |= death.cause == "workspace_rejection"
-            request.reached_tokens = max(request.reached_tokens, self._tokens(request))
+            sent = sent_tokens(self._outputs, request)
+            request.reached_tokens = max(request.reached_tokens, sent)
 
     def _begin_trials(
         self, suspects: Iterable[EngineRequest], *, unexplained: int, is_conclusive: bool
@@ -339,9 +346,3 @@ class Blame:
         else:
             self._convictions.charge(requests[0], deaths=1)
         return BlameVerdict(1, any(keys), has_suspects=True)
-
-    def _tokens(self, request: EngineRequest) -> int:
-        """Return the length of prompt and answer as far as it was sent; 0 if nothing was."""
-        sent = request.sent
-        prompt_tokens = self._outputs.prompt_tokens(sent.last_output) if sent.token_ids else 0
-        return prompt_tokens + len(sent.token_ids)

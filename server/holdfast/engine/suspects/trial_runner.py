@@ -50,6 +50,8 @@ class TrialRunner:
         if any(self._is_end(outcome, llm) for outcome in outcomes):
             return None
         # A request's own error is not a death: its caller gets it when the request runs again.
+        if any(isinstance(outcome, Exception) for outcome in outcomes):
+            self._blame.cast_doubt()
         return [
             request for request, outcome in zip(requests, outcomes, strict=True) if outcome is False
         ]
@@ -82,6 +84,7 @@ class TrialRunner:
 
         Outputs that are cut off abort the request.
         """
+        output = None
         try:
             async with asyncio.timeout(None) as limit:
                 stopping = asyncio.create_task(self._stop_when_overdue(request, limit))
@@ -99,7 +102,15 @@ class TrialRunner:
             if not limit.expired():  # it is the request's own error
                 raise
             return False
+        if not self._is_as_far(request, output):
+            self._blame.cast_doubt()
         return True
+
+    def _is_as_far(self, request: EngineRequest, last_output: Any) -> bool:
+        """Whether an answer, sampled again, is as long as it was when the engine died."""
+        if last_output is None or not self._outputs.is_answer(last_output):
+            return False
+        return self._outputs.context_tokens(last_output) >= request.reached_tokens
 
     async def _stop_when_overdue(self, request: EngineRequest, limit: asyncio.Timeout) -> None:
         """Let the time of a request be over once it is overdue, and the engine works for it.

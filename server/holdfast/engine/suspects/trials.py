@@ -17,6 +17,11 @@ TRIAL_ENGINES = 2
 """How many engines the trials after one death may cost."""
 LEAST_TRIAL_SECONDS = 15.0
 """The least time that trials get, however fast an engine starts."""
+LEAST_SHARE_SECONDS = 5.0
+"""The least of that time that a group gets while as much is left: with a share that is shorter than
+a step, no suspect of many would pass."""
+MOST_OVERTIME = 2.0
+"""How many times as long as they may take trials do take at most, but for the last step."""
 
 OF_NO_REQUEST: frozenset[DeathCause] = frozenset({"requested", "node_lost"})
 """Causes that say nothing of any request."""
@@ -54,10 +59,14 @@ class Trials:
         """Groups to be tried together, the least likely to have caused the death first."""
         self._passed: list[EngineRequest] = []
         self._running: list[EngineRequest] | None = None
-        self._seconds_left: float | None = None
-        """The time left for trials; None until the first trial."""
+        self._allowed_seconds: float | None = None
+        """The time for all trials; None until the first one."""
+        self._seconds_left = 0.0
+        """How much of it is left."""
+        self._taken_seconds = 0.0
+        """How long trials took so far, with the steps that took longer than they were given."""
         self._overrun_seconds = defaultdict[str, float](float)
-        """How much longer trials took than they were given, by key."""
+        """How much longer trials took than they were given, by `_payer`."""
         self._ends_seconds = 0.0
         """When the time for the group on trial is over."""
         self._engines_left = TRIAL_ENGINES
@@ -93,15 +102,17 @@ class Trials:
         None if the engine died. The time of such a trial does not count, since engines are counted:
         it takes `--stall-timeout` to notice a hang, which would leave no time to the others.
         """
-        if self._seconds_left is None:
-            self._seconds_left = max(seconds, LEAST_TRIAL_SECONDS)
+        if self._allowed_seconds is None:
+            self._allowed_seconds = self._seconds_left = max(seconds, LEAST_TRIAL_SECONDS)
         while self._engines_left > 0 and (tried := self._next_group()):
             self._running = tried
             names = ", ".join(request.request_id for request in tried)
             logger.info("trying requests alone, because they may have ended an engine: %s", names)
             began_seconds = self._clock()
             # A slow one leaves the others their share, and is tried again after them.
-            share_seconds = self._seconds_for(tried) / len(self._untried)
+            left_seconds = self._seconds_for(tried)
+            least_seconds = min(left_seconds, LEAST_SHARE_SECONDS)
+            share_seconds = max(left_seconds / len(self._untried), least_seconds)
             self._ends_seconds = began_seconds + share_seconds
             stopped = await run_trial(tried)
             if stopped is None:
@@ -109,7 +120,8 @@ class Trials:
             taken_seconds = self._clock() - began_seconds
             # A step cannot be cut short. What it takes beyond the share is not the others' loss.
             self._seconds_left -= min(taken_seconds, share_seconds)
-            self._overrun_seconds[tried[0].context.key] += max(0.0, taken_seconds - share_seconds)
+            self._overrun_seconds[_payer(tried)] += max(0.0, taken_seconds - share_seconds)
+            self._taken_seconds += taken_seconds
             self._running = None
             self._untried.remove(tried)
             # One that was refused meanwhile has shown nothing, and no engine gets it any more.
@@ -139,13 +151,13 @@ class Trials:
     def left_over(self) -> Sequence[EngineRequest]:
         """The suspects that no engine can get again, if it must have been one of them.
 
-        All others have passed then, and no trial has ended an engine.
+        All others have passed then, at least one, and no trial has ended an engine.
         """
-        has_left_these = self._is_conclusive and len(self._passed) == self._triable_count
-        return self._untriable if has_left_these else ()
+        have_others_passed = 0 < len(self._passed) == self._triable_count
+        return self._untriable if self._is_conclusive and have_others_passed else ()
 
     def cast_doubt(self) -> None:
-        """Record that an engine died otherwise, so that the first death may have been like it."""
+        """Record that the death may have been of a request that has passed, or of none."""
         self._is_conclusive = False
 
     def died(self, death: Death, *, is_of_others: bool) -> Sequence[EngineRequest]:
@@ -201,11 +213,13 @@ class Trials:
 
     def _next_group(self) -> list[EngineRequest] | None:
         """Return the first group that there is time for; None if there is none."""
+        if self._taken_seconds > MOST_OVERTIME * (self._allowed_seconds or 0.0):
+            return None
         return next((group for group in self._untried if self._seconds_for(group) > 0), None)
 
     def _seconds_for(self, group: Sequence[EngineRequest]) -> float:
-        """Return the time left for a group, whose requests have one key."""
-        return (self._seconds_left or 0.0) - self._overrun_seconds[group[0].context.key]
+        """Return the time left for a group."""
+        return self._seconds_left - self._overrun_seconds[_payer(group)]
 
     def _groups(self, suspects: Iterable[EngineRequest]) -> list[list[EngineRequest]]:
         """Group suspects by key, or set them apart if all have the same key."""
@@ -235,6 +249,11 @@ class Trials:
                 request.is_prefilling,
             ),
         )
+
+
+def _payer(group: Sequence[EngineRequest]) -> str:
+    """Return whose time a trial takes that overruns: the key's, or its own if it has no key."""
+    return group[0].context.key or group[0].request_id
 
 
 def are_harmless_alone(requests: Iterable[EngineRequest]) -> bool:
