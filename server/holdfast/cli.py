@@ -26,6 +26,7 @@ from holdfast.settings import ListenSettings, Settings, add_flags, read_groups
 from holdfast.settings.flag import Parser, command_parser
 from holdfast.settings.listen_flags import add_listener_flags, listen_settings, take_aliases
 from holdfast.settings.node_flags import add_node_flags, refuse_misfits
+from holdfast.settings.variable_names import refuse_mistyped_variables
 from holdfast.settings.yaml_files import with_file, with_two_token_config
 from holdfast.telemetry.logs import without_controls
 
@@ -130,7 +131,7 @@ def parse_serve(
     unsupported.refuse_repeated_keys(given)
     namespace, others = _serve_parser().parse_known_args(with_file(given, environment))
     unsupported.refuse_mistyped(others)
-    unsupported.refuse_mistyped_variables(environment)
+    refuse_mistyped_variables(environment)
     unsupported.refuse_environment(environment, is_demo=namespace.demo)
     unsupported.refuse_unsupported(namespace, environment)
     if needs_model and not namespace.node_rank:

@@ -12,12 +12,10 @@ from holdfast import __version__
 from holdfast.configuration_record import Configuration
 from holdfast.hide_keys import MASK, masked
 from holdfast.settings import Settings, flags
+from holdfast.settings.variable_names import IMAGE_VARIABLE, is_read
 from holdfast.settings.yaml_files import with_file
 from holdfast.versions import installed_version, vllm_version
 
-IMAGE_VARIABLE = "HOLDFAST_IMAGE"
-"""The name of the container image: the Dockerfile sets it, and the chart with its digest."""
-_PREFIXES = ("HOLDFAST_", "VLLM_")
 _SECRET_WORDS = {"credential", "credentials", "key", "keys", "password", "secret", "token"}
 """By the last word of a name: `--hf-token`, and not `--max-num-batched-tokens`."""
 _SECRET_VALUE = re.compile(r"\b(?:hf|sk)[-_][\w-]{16,}")
@@ -51,7 +49,7 @@ def given(settings: Settings, environment: Mapping[str, str]) -> Configuration:
         variables={
             name: MASK if name in secret or _is_secret(name) else _cleaned(value)
             for name, value in sorted(environment.items())
-            if name.startswith(_PREFIXES) and name != IMAGE_VARIABLE
+            if (name.startswith("VLLM_") or is_read(name)) and name != IMAGE_VARIABLE
         },
     )
 

@@ -14,12 +14,12 @@ import yaml
 from holdfast import cli
 from holdfast.api.health import health_routes
 from holdfast.api.metrics import metrics_route
-from holdfast.configuration import IMAGE_VARIABLE
 from holdfast.doctor.command import read_deployments
 from holdfast.doctor.manifest_checks import ENGINE_STOP_SECONDS
 from holdfast.doctor.parallelism import read_layout
 from holdfast.lifecycle.states import HOPELESS, SERVING, State
 from holdfast.settings import flags
+from holdfast.settings.variable_names import IMAGE_VARIABLE
 from manifests import hazards_of
 from ops.charts import (
     CASES,

@@ -13,8 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from holdfast import __version__, cli
-from holdfast.configuration import IMAGE_VARIABLE
 from holdfast.doctor.deployments import STATE_DIRECTORY
+from holdfast.settings.variable_names import IMAGE_VARIABLE
 from ops.prometheus import tool
 from ops.queries import ROOT
 

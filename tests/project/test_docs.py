@@ -28,9 +28,7 @@ from holdfast.api.load import routing_route
 from holdfast.api.metrics import metrics_route
 from holdfast.api.usage_files import LOCK_FILE as USAGE_LOCK
 from holdfast.api.usage_files import usage_file, usage_kept
-from holdfast.configuration import IMAGE_VARIABLE
 from holdfast.doctor.findings import HAZARDS
-from holdfast.engine.unsupported import NOT_THE_KEY
 from holdfast.errors import ExitCode
 from holdfast.host_memory.guard import INTERVAL_SECONDS, READINGS_TO_END
 from holdfast.labels import (
@@ -47,6 +45,7 @@ from holdfast.planning import DEVICE_NAMES
 from holdfast.records import FollowerStatus
 from holdfast.settings import flags
 from holdfast.settings.recycling import recycle_limits
+from holdfast.settings.variable_names import IMAGE_VARIABLE, NOT_THE_KEY
 from holdfast.status_page.feed import Feed
 from holdfast.status_page.shell import StaticFiles, shell_routes
 from holdfast.status_page.stream import stream_route

@@ -134,6 +134,7 @@ DRIVEN_ELSEWHERE = {
     "settings.limits": "unit/settings/test_groups.py http/test_limits.py",
     "settings.listen_flags": "unit/test_cli.py",
     "settings.supervision": "unit/settings/test_groups.py unit/settings/test_recycling.py",
+    "settings.variable_names": "unit/test_cli.py unit/doctor/test_checks.py",
     "settings.yaml_files": "unit/test_cli.py unit/doctor/test_manifest_checks.py",
     "status_page.page": "http/test_status_page.py",
     "status_page.shell": "http/test_status_page.py",

@@ -16,6 +16,7 @@ from holdfast.cli import parse_serve
 from holdfast.engine import unsupported
 from holdfast.errors import HoldfastError, PluginMissingError, UsageError
 from holdfast.settings import Settings
+from holdfast.settings.variable_names import check_rest
 
 NO_VARIABLES: dict[str, str] = {}
 
@@ -546,6 +547,17 @@ def test_a_mistyped_flag_of_ours_is_told_at_once(mistyped: str) -> None:
         ("HOLDFAST_API_KEY", "VLLM_API_KEY"),
         ("HOLDFAST_DRAIN_TIMOUT", "HOLDFAST_DRAIN_TIMEOUT"),
         ("HOLDFAST_ADMIN_APIKEY", "HOLDFAST_ADMIN_API_KEY"),
+        ("HOLDFAST_API_KEYS", "VLLM_API_KEY"),
+        ("HOLDFAST_ADMIN_KEY", "HOLDFAST_ADMIN_API_KEY"),
+        ("HOLDFAST_ADMIN_TOKEN", "HOLDFAST_ADMIN_API_KEY"),
+        ("HOLDFAST_KEY_FILE", "HOLDFAST_API_KEY_FILE"),
+        ("HOLDFAST_KEY", "VLLM_API_KEY"),
+        ("HOLDFAST_HOST", "--host"),
+        ("HOLDFAST_PORT", "--port"),
+        ("HOLDFAST_SSL_KEYFILE", "--ssl-keyfile"),
+        ("HOLDFAST_NNODES", "--nnodes"),
+        ("VLLM_API_KEYS", "VLLM_API_KEY"),
+        ("VLLM_APIKEY", "VLLM_API_KEY"),
     ],
 )
 def test_a_mistyped_variable_of_ours_is_refused(mistyped: str, meant: str) -> None:
@@ -558,15 +570,43 @@ def test_a_mistyped_variable_of_ours_is_refused(mistyped: str, meant: str) -> No
 
 
 def test_variables_that_are_not_of_flags_are_left_alone() -> None:
-    """Those of a Service named `holdfast`, in its namespace, and our own."""
-    names = ("PORT", "NODES_PORT", "PORT_8000_TCP", "PORT_8000_TCP_ADDR", "SERVICE_HOST")
-    service = dict.fromkeys((*names, "SERVICE_PORT"), "tcp://a:1")
+    """Those of Services whose names begin with `holdfast`, in their namespace, and our own."""
+    names = ("PORT", "NODES_PORT", "PORT_8000_TCP", "ADMIN_PORT", "API_KEY_PORT_80_TCP")
+    service = dict.fromkeys(names, "tcp://a:1")
+    service |= dict.fromkeys(("PORT_8000_TCP_ADDR", "SERVICE_HOST", "ADMIN_SERVICE_HOST"), "::1")
+    service |= dict.fromkeys(("SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_80_UDP_PORT"), "80")
     others = dict.fromkeys(("IMAGE", "HEAD_DRAIN_TIMEOUT", "EXIT_CODES", "PARENT_PID"), "1")
     own = dict.fromkeys(("WORKSPACE_SPEC", "OPERATORS_TMPDIR", "GPU_CHECK_EVENTS"), "1")
     environment = {
         f"HOLDFAST_{name}": value for name, value in {**service, **others, **own}.items()
     }
     assert parse_serve(["--demo"], environment) == parse_serve(["--demo"], {})
+
+
+def test_a_variable_named_like_a_flag_of_vllm_is_refused() -> None:
+    """Also one that resembles ours; vLLM's parser alone knows its flags."""
+    known = ("--max-model-len", "--load-format")
+    for name, remedy in (
+        ("MAX_MODEL_LEN", "use --max-model-len."),
+        ("LOAD_FORMAT", "use --load-format."),
+        ("MAX_WAIT", "HOLDFAST_MAX_WAITING"),
+        ("STATE_DIR", "HOLDFAST_USAGE_DIR"),
+        ("TIMEOUT", "HOLDFAST_SEND_TIMEOUT"),
+    ):
+        environment = {f"HOLDFAST_{name}": "1"}
+        parse_serve(["--demo"], environment)
+        with pytest.raises(UsageError, match=f"HOLDFAST_{name} has no effect") as caught:
+            check_rest(environment, known)
+        assert remedy in caught.value.remedy
+
+
+def test_a_variable_that_resembles_nothing_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """A file of variables may serve other programs too."""
+    environment = {"HOLDFAST_VERSION": "1", "HOLDFAST_PROBE": "off", "HOLDFAST_PORT": "udp://a:1"}
+    parse_serve(["--demo"], environment)
+    check_rest(environment, ())
+    (line,) = caplog.messages
+    assert "HOLDFAST_VERSION has no effect" in line
 
 
 def test_the_programs_of_our_environment_are_found(

@@ -39,8 +39,14 @@ def test_versions_and_image_are_known_from_the_first_second() -> None:
 
 
 def test_variables_are_those_of_holdfast_and_vllm() -> None:
-    """Others may be anything."""
-    found = configured(VLLM_USE_V1="1", HOLDFAST_PROBE="quick", HOME="/root", HF_TOKEN=HUSH)
+    """Others may be anything, or have no effect."""
+    others = {
+        "HOME": "/root",
+        "HF_TOKEN": HUSH,
+        "HOLDFAST_VERSION": "1",
+        "HOLDFAST_PORT": "udp://a",
+    }
+    found = configured(VLLM_USE_V1="1", HOLDFAST_PROBE="quick", **others)
     assert found.variables == {"HOLDFAST_PROBE": "quick", "VLLM_USE_V1": "1"}
 
 

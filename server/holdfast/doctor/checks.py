@@ -16,9 +16,9 @@ from holdfast.engine.unsupported import (
     REFUSED_VARIABLES,
     is_on,
     refuse_environment,
-    refuse_mistyped_variables,
 )
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.settings.variable_names import refuse_mistyped_variables
 from holdfast.versions import INSTALL_VLLM, is_supported_vllm
 from holdfast.workspace.plan import MIB
 

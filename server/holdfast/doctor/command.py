@@ -32,11 +32,12 @@ from holdfast.doctor.machine import read_machine
 from holdfast.doctor.parallelism import Layout, read_layout
 from holdfast.doctor.peer_checks import check_peer
 from holdfast.doctor.pods import pod_deployments
-from holdfast.engine.unsupported import REFUSED_VARIABLES, meant_variable, refuse_model
+from holdfast.engine.unsupported import REFUSED_VARIABLES, refuse_model
 from holdfast.errors import ExitCode, HoldfastError, UsageError
 from holdfast.nodes.facts import node_facts
 from holdfast.settings import Settings
 from holdfast.settings.flag import Parser, command_parser
+from holdfast.settings.variable_names import remedy_of
 from holdfast.settings.yaml_files import read_yaml
 from holdfast.terminal import replace_what_has_no_code
 from holdfast.workspace.learned_store import default_directory
@@ -203,7 +204,7 @@ def _settings(
     others = {
         name: environment[name]
         for name in environment
-        if name not in REFUSED_VARIABLES and not meant_variable(name)
+        if name not in REFUSED_VARIABLES and not remedy_of(name)
     }
     return _read_or_default(lambda: read_settings(arguments, others), Settings())
 

@@ -13,10 +13,11 @@ from holdfast.doctor.findings import Finding, HazardName, Severity, failure, ok,
 from holdfast.doctor.gpu_checks import expandable_segments, gpu_count, or_fewer_ranks
 from holdfast.doctor.parallelism import Layout
 from holdfast.doctor.probe_checks import check_probes
-from holdfast.engine.unsupported import OUR_PREFIX, REFUSED_VARIABLES, is_on
+from holdfast.engine.unsupported import REFUSED_VARIABLES, is_on
 from holdfast.errors import UsageError
 from holdfast.nodes.command_line import head_drain_seconds
 from holdfast.settings import Settings
+from holdfast.settings.variable_names import OUR_PREFIX
 
 ENGINE_STOP_SECONDS = 30.0
 """The longest time that stopping the engine takes after the drain."""

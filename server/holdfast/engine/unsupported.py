@@ -17,9 +17,6 @@ from holdfast.settings import flags
 from holdfast.versions import INSTALL_VLLM
 
 _PREFIX = "VLLM_"
-OUR_PREFIX = "HOLDFAST_"
-NOT_THE_KEY = "HOLDFAST_API_KEY"
-"""Set in place of vLLM's variable, it would leave the server open."""
 _MEANT_EMPTY = "VLLM_PLUGINS"
 """Empty, it leaves out every plugin, including ours: `refuse_environment` looks at it."""
 
@@ -153,32 +150,6 @@ def refuse_repeated_keys(arguments: Iterable[str]) -> None:
             )
 
 
-def meant_variable(name: str) -> str:
-    """Return what is almost the name of this variable, or has its purpose; empty if nothing is.
-
-    A cluster sets others for each Service, such as HOLDFAST_PORT_8000_TCP.
-    """
-    if name == NOT_THE_KEY:
-        return "VLLM_API_KEY"
-    ours = {flag.name: flag.variable for flag in flags()}
-    if not name.startswith(OUR_PREFIX) or name in ours.values():
-        return ""
-    as_flag = f"--{_as_flag(name)}"
-    return next((ours[one] for one in get_close_matches(as_flag, ours, 1, _LIKENESS)), "")
-
-
-def refuse_mistyped_variables(environment: Mapping[str, str]) -> None:
-    """Check the names of the variables; an empty one is not set.
-
-    Raises:
-        UsageError: one is almost one of ours, or would be that of `--api-key`.
-    """
-    for name, value in environment.items():
-        # A cluster sets an address under the name of each port of each Service.
-        if value and "://" not in value and (meant := meant_variable(name)):
-            raise UsageError(f"the variable {name} has no effect.", remedy=f"set {meant} instead.")
-
-
 def refuse_unsupported(namespace: argparse.Namespace, environment: Mapping[str, str]) -> None:
     """Check the flags as read by our parser or by vLLM's.
 
@@ -273,10 +244,6 @@ def no_model() -> HoldfastError:
     return UsageError(
         "no model was given.", remedy="name one, for example `holdfast serve --demo`."
     )
-
-
-def _as_flag(variable: str) -> str:
-    return variable.removeprefix(OUR_PREFIX).lower().replace("_", "-")
 
 
 def _destination(flag: str) -> str:

@@ -3,8 +3,8 @@
 Runs in the front end, in followers and in the commands, since each reads its own command line.
 `groups`, `limits` and `supervision` declare our flags, `flag` defines what a flag is and parses its
 value, and `recycling` parses that of `--recycle-after`. `listen_flags` reads vLLM's flags of the
-listener, `node_flags` those of several nodes, and `yaml_files` the files that flags name. Sizes are
-bytes, times are seconds.
+listener, `node_flags` those of several nodes, and `yaml_files` the files that flags name.
+`variable_names` refuses variables that nothing reads. Sizes are bytes, times are seconds.
 
 To add a flag: declare a member of a group with `flag.flag`, which also names its variable
 `HOLDFAST_...`; add a row to `VALUES` in `tests/unit/settings/test_groups.py`; run `make reference`;

@@ -25,6 +25,7 @@ from holdfast.engine.vllm_errors import usage_errors
 from holdfast.errors import UsageError, reason_of
 from holdfast.settings import Settings
 from holdfast.settings.listen_flags import ALIASES, paths_of, take_aliases
+from holdfast.settings.variable_names import check_rest
 
 try:
     from vllm.entrypoints.launchers import cli_args
@@ -65,6 +66,7 @@ def parse(settings: Settings) -> argparse.Namespace:
     _choose_start_method()
     with usage_errors():
         parser = _parser()
+        check_rest(os.environ, parser._option_string_actions)  # noqa: SLF001 - argparse has no list of its flags
         parser.set_defaults(**dict.fromkeys(ALIASES.values()))  # else none seems to be absent
         namespace: argparse.Namespace = parser.parse_args(list(settings.vllm_arguments))
     take_aliases(namespace)

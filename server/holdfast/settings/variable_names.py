@@ -1,0 +1,134 @@
+"""Refuses variables that were meant for this server by their names, and that it does not read."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+
+from holdfast.errors import UsageError
+from holdfast.settings import flags
+from holdfast.settings.listen_flags import add_listener_flags
+from holdfast.settings.node_flags import add_node_flags
+
+logger = logging.getLogger(__name__)
+
+OUR_PREFIX = "HOLDFAST_"
+IMAGE_VARIABLE = "HOLDFAST_IMAGE"
+"""The name of the container image: the Dockerfile sets it, and the chart with its digest."""
+NOT_THE_KEY = "HOLDFAST_API_KEY"
+"""Set in place of vLLM's variable, it would leave the server open."""
+_THE_KEY = "VLLM_API_KEY"
+_OTHERS = {
+    IMAGE_VARIABLE,
+    "HOLDFAST_HEAD_DRAIN_TIMEOUT",
+    "HOLDFAST_EXIT_CODES",
+    "HOLDFAST_OPERATORS_TMPDIR",
+    "HOLDFAST_PARENT_PID",
+    "HOLDFAST_WORKSPACE_SPEC",
+}
+"""Those of no flag of `serve`: the image's, a follower's, and what our processes hand on."""
+_OF_THE_GPU_CHECK = "HOLDFAST_GPU_CHECK_"
+_OF_A_SERVICE = re.compile(
+    r"\w*_SERVICE_(?:HOST|PORT(?:_\w+)?)|\w*_PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?"
+)
+"""What Kubernetes sets for each Service of the namespace, besides an address in `..._PORT`."""
+_OF_KEYS = ("KEY", "ADMIN")
+"""What guards the server has one of these in its name; without effect, it would be open."""
+_LIKENESS = 0.9
+_LIKENESS_OF_KEYS = 0.82
+_LIKENESS_OF_UNKNOWN = 0.75
+"""For a name that is not that of a flag of vLLM."""
+
+
+def is_read(name: str) -> bool:
+    """Return whether we read the variable of this name, which begins as ours do."""
+    ours = {flag.variable for flag in flags()}
+    return name in ours or name in _OTHERS or name.startswith(_OF_THE_GPU_CHECK)
+
+
+def remedy_of(name: str) -> str:
+    """Return what to do instead of setting a variable; empty if it may have another purpose.
+
+    vLLM's flags are known to vLLM's parser alone: `check_rest` looks at those.
+    """
+    if not name.startswith(OUR_PREFIX):
+        return (
+            f"set {_THE_KEY} or HOLDFAST_API_KEY_FILE instead." if _is_almost_the_key(name) else ""
+        )
+    if is_read(name):
+        return ""
+    flag = _as_flag(name)
+    if flag in _listener_flags() and name != NOT_THE_KEY:
+        return f"use {flag}."
+    is_of_keys = any(word in name for word in _OF_KEYS)
+    if meant := _likely(flag, _LIKENESS_OF_KEYS if is_of_keys else _LIKENESS):
+        return f"set {meant} instead."
+    return f"set {_THE_KEY} or HOLDFAST_ADMIN_API_KEY, or unset it." if is_of_keys else ""
+
+
+def refuse_mistyped_variables(environment: Mapping[str, str]) -> None:
+    """Check the names of the variables; an empty one is not set.
+
+    Raises:
+        UsageError: one has no effect, although it was meant for this server.
+    """
+    for name in _set_by_somebody(environment):
+        if remedy := remedy_of(name):
+            raise _without_effect(name, remedy)
+
+
+def check_rest(environment: Mapping[str, str], known_flags: Collection[str]) -> None:
+    """Check the variables again, with all flags that vLLM's parser knows; warn of the others.
+
+    Raises:
+        UsageError: one is named like a flag without a variable, or resembles one of ours.
+    """
+    for name in _set_by_somebody(environment):
+        if not name.startswith(OUR_PREFIX) or is_read(name):
+            continue
+        flag = _as_flag(name)
+        if flag in known_flags:
+            raise _without_effect(name, f"use {flag}.")
+        if meant := _likely(flag, _LIKENESS_OF_UNKNOWN):
+            raise _without_effect(name, f"set {meant} instead, or unset it.")
+        logger.warning("the variable %s has no effect: Holdfast has no such setting", name)
+
+
+def _set_by_somebody(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names of the variables that are not empty and that no cluster sets."""
+    for name, value in environment.items():
+        is_address = name.endswith("_PORT") and "://" in value
+        if value and not is_address and not _OF_A_SERVICE.fullmatch(name):
+            yield name
+
+
+def _without_effect(name: str, remedy: str) -> UsageError:
+    return UsageError(f"the variable {name} has no effect.", remedy=remedy)
+
+
+def _likely(flag: str, likeness: float) -> str:
+    """Return the variables of the flags that are most similar to this one."""
+    variables = {one.name: one.variable for one in flags()} | {"--api-key": _THE_KEY}
+    return " or ".join(variables[one] for one in get_close_matches(flag, variables, 3, likeness))
+
+
+def _is_almost_the_key(name: str) -> bool:
+    """Whether this is none of vLLM's variables, and was meant to be that of its key."""
+    return name != _THE_KEY and bool(
+        name.startswith("VLLM_") and get_close_matches(name, [_THE_KEY], 1, _LIKENESS_OF_KEYS)
+    )
+
+
+def _listener_flags() -> set[str]:
+    """Return the flags of vLLM that our own parser reads, and that have no variable."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_listener_flags(parser)
+    add_node_flags(parser)
+    return {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001 - argparse has no list of its flags
+
+
+def _as_flag(variable: str) -> str:
+    return "--" + variable.removeprefix(OUR_PREFIX).lower().replace("_", "-")
