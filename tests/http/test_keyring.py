@@ -122,6 +122,21 @@ def test_a_file_that_breaks_leaves_the_keys_that_were_read_last(
     assert [record.levelname for record in caplog.records].count("ERROR") == 2
 
 
+def test_each_mistake_in_a_file_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever mends the first has to learn of the second."""
+    clock = Clock()
+    ring = Keyring([], path, clock=clock, wall_clock=WallClock())
+    for content in ("one\ntwo words\n", "one\n# two\nthree words\n", "one\n# 2\nthree words\n"):
+        path.write_text(content)
+        clock.pass_a_look()
+        assert ring.is_broken
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [("line 2" in text, "line 3" in text) for text in errors] == [
+        (True, False),
+        (False, True),
+    ]
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -67,6 +67,7 @@ class Keyring:
         self._version: Version | None = None
         self._seen: Version | None = None
         self._is_broken = False
+        self._told = ""
         self._next_look_seconds = clock() + LOOK_SECONDS
         if path is not None:
             try:
@@ -143,16 +144,18 @@ class Keyring:
                 names = ", ".join(self._names)
                 logger.info("%s: read the file again, the keys are now %s", self._source, names)
             self._is_broken = self._is_broken and version != self._version
+            self._told = self._told if self._is_broken else ""
         except (OSError, ValueError) as error:
             self._version = None
-            if not self._is_broken:
+            reason = reason_of(error)
+            if reason != self._told:
                 logger.error(  # noqa: TRY400 - the reason says it, and a traceback nothing more
                     "%s: %s: %s; the keys that were read last stay in force",
                     self._source,
                     self._path,
-                    reason_of(error),
+                    reason,
                 )
-            self._is_broken = True
+            self._is_broken, self._told = True, reason
 
     def _has_rested(self, version: Version) -> bool:
         """Return whether the last write is old enough that nobody is still writing."""
