@@ -139,6 +139,7 @@ def parse_serve(
     take_aliases(namespace)
     groups = read_groups(namespace, environment)
     refuse_misfits(namespace, groups["nodes"])
+    unsupported.refuse_no_proof(groups["probe"])
     return Settings(
         is_demo=namespace.demo,
         listen=listen_settings(namespace, environment),

@@ -184,6 +184,13 @@ def test_a_model_may_follow_the_flags() -> None:
     assert parse_serve(["--dtype", "auto", "model"], NO_VARIABLES).vllm_arguments[-1] == "model"
 
 
+def test_no_proof_is_never_the_full_one() -> None:
+    """The start used to end after vLLM's import, with exit 4 and advice to raise the time."""
+    line = refused("--demo", "--probe=off", "--probe-require-full")
+    assert line.endswith("cannot hold. Remedy: leave out one of them.")
+    assert parse_serve(["--demo", "--probe=quick", "--probe-require-full"], {}).probe.requires_full
+
+
 # The file
 
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from holdfast.errors import HoldfastError, PluginMissingError, UsageError
-from holdfast.settings import flags
+from holdfast.settings import ProbeSettings, flags
 from holdfast.versions import INSTALL_VLLM
 
 _PREFIX = "VLLM_"
@@ -193,6 +193,19 @@ def refuse_unsupported(namespace: argparse.Namespace, environment: Mapping[str, 
             f"{_OLD_RAY_EXECUTOR}=0 is not supported: that executor bypasses the worker, so "
             "Holdfast would see no step of the engine.",
             remedy=f"unset {_OLD_RAY_EXECUTOR}.",
+        )
+
+
+def refuse_no_proof(probe: ProbeSettings) -> None:
+    """Check what has to be proven.
+
+    Raises:
+        UsageError: the whole proof is required, and there is none.
+    """
+    if probe.suite == "off" and probe.requires_full:
+        raise UsageError(
+            "`--probe off` proves nothing, so --probe-require-full cannot hold.",
+            remedy="leave out one of them.",
         )
 
 
