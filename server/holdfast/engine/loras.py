@@ -67,10 +67,16 @@ class Loras:
         """Have the engine load an adapter, and list it.
 
         Raises:
-            ConflictError: LoRA is off. UsageError, NotFoundError: the adapter does not exist or
-                is unusable. EngineLostError, EngineSilentError: the engine did not answer.
+            ConflictError: LoRA is off, or the name is taken. UsageError, NotFoundError: the
+                adapter does not exist or is unusable. EngineLostError, EngineSilentError: the
+                engine did not answer.
         """
         models = self._require_enabled()
+        if name in models.lora_requests and not is_replacing:
+            raise ConflictError(
+                f"There is a LoRA adapter {name!r} already.",
+                remedy="add `replace: true` to replace it, or choose another name.",
+            )
         request = LoadLoRAAdapterRequest(lora_name=name, lora_path=path, load_inplace=is_replacing)
         async with rpc_deadline("load the adapter", LOAD_DEADLINE_SECONDS):
             with deaths_raised():
@@ -216,11 +222,16 @@ class Loras:
     def _request_of(self, name: str) -> Any:
         request = self._models.lora_requests.get(name) if self._models else None
         if request is None:
-            raise NotFoundError(f"There is no LoRA adapter {name!r}.")
+            raise NotFoundError(
+                f"There is no LoRA adapter {name!r}.", remedy="see GET /admin/loras for those."
+            )
         return request
 
 
 def _refusal(answer: ErrorResponse) -> HoldfastError:
     if answer.error.code == HTTPStatus.NOT_FOUND:
-        return NotFoundError(answer.error.message)
+        return NotFoundError(
+            answer.error.message,
+            remedy="name a directory of the server's machine that has an adapter_config.json.",
+        )
     return UsageError(answer.error.message, remedy="name an adapter that fits the model.")

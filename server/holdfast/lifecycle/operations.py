@@ -120,7 +120,9 @@ class OperationRunner:
         match command:
             case WakeCommand():
                 if not is_asleep:
-                    raise ConflictError("the server is not asleep")
+                    raise ConflictError(
+                        "the server is not asleep.", remedy="see its state in /statusz."
+                    )
                 return self._wake(command)
             case RestartCommand():
                 if command.is_planned:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -805,8 +806,32 @@ def test_adapters_need_the_flag_and_a_name() -> None:
     """A conflict, and 404."""
     with pytest.raises(ConflictError, match="LoRA is off"):
         Shelf(is_enabled=False).load("a")
-    with pytest.raises(NotFoundError):
+    with pytest.raises(NotFoundError) as caught:
         run(Shelf().loras.pin("nobody"))
+    assert "GET /admin/loras" in caught.value.remedy
+
+
+def test_a_name_that_is_taken_is_a_conflict() -> None:
+    """vLLM's advice names its own field, which the admin API has not; ours is `replace`."""
+    shelf = Shelf()
+    shelf.load("a")
+    with pytest.raises(ConflictError, match="There is a LoRA adapter 'a' already") as caught:
+        shelf.load("a")
+    assert "`replace: true`" in caught.value.remedy
+    assert [what for what, _ in shelf.llm.asked] == ["add_lora"]
+
+
+def test_an_adapter_that_is_not_there_has_a_remedy() -> None:
+    """The message is vLLM's."""
+    from vllm.entrypoints.serve import create_error_response
+
+    shelf = Shelf()
+    shelf.models.refusal = create_error_response(
+        "Loading lora a failed: No adapter found for /a", "NotFoundError", HTTPStatus.NOT_FOUND
+    )
+    with pytest.raises(NotFoundError, match="found for /a") as caught:
+        shelf.load("a")
+    assert "adapter_config.json" in caught.value.remedy
 
 
 def test_what_vllm_says_no_to_is_the_callers_mistake() -> None:

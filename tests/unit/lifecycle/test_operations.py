@@ -382,6 +382,17 @@ def test_a_save_that_begins_while_a_probe_waits_is_not_cut_off(tmp_path: Path) -
     assert world.suites == [None]
 
 
+def test_an_engine_that_is_awake_is_not_woken(tmp_path: Path) -> None:
+    """The refusal says where to look."""
+
+    async def act(life: Life) -> None:
+        with pytest.raises(ConflictError, match="is not asleep") as caught:
+            life.supervisor.submit(WAKE)
+        assert "/statusz" in caught.value.remedy
+
+    lived(World(tmp_path), in_service(act))
+
+
 def test_sleep_needs_the_flag(tmp_path: Path) -> None:
     """Without sleep mode vLLM frees nothing, and reports no error."""
 
