@@ -163,6 +163,29 @@ def test_with_a_key_set_a_request_without_one_gets_401() -> None:
     assert guarded.reached == []
 
 
+@pytest.mark.parametrize(
+    ("headers", "api", "admin"),
+    [
+        ({}, "needs an API key: send it as", "needs the admin key: send it as"),
+        ({"authorization": API}, "needs an API key: send it as", "needs the admin key: send it"),
+        (_bearer("wrong"), "This API key is not known.", "This admin key is not known."),
+        (_bearer(ADMIN), "This is an admin key; this route needs an API key.", ""),
+    ],
+)
+def test_a_refusal_tells_a_wrong_key_from_a_missing_one(
+    headers: dict[str, str], api: str, admin: str
+) -> None:
+    """All are 401 with the same headers, and whether a route exists is not told."""
+    guarded = Guarded(BOTH)
+    known, unknown = guarded.ask("/v1/whoami", "/no/such/path", headers=headers)
+    assert known.json() == unknown.json()
+    assert api in known.json()["error"]["message"]
+    assert (known.status_code, known.headers["www-authenticate"]) == (401, "Bearer")
+    (of_admins,) = guarded.ask("/admin/plain", headers=headers)
+    assert admin in of_admins.text
+    assert of_admins.status_code == (401 if admin else 200)
+
+
 @pytest.mark.parametrize("state", [State.STARTING, State.FAILED])
 def test_a_closed_gate_says_nothing_without_a_key(state: State) -> None:
     """401 comes before 503."""

@@ -94,8 +94,20 @@ _HOW_TO_SEND = "send it as 'Authorization: Bearer KEY'."
 _NO_API_KEY = _Refusal(
     401, "authentication_error", f"This route needs an API key: {_HOW_TO_SEND}", "unauthorized"
 )
+_UNKNOWN_API_KEY = _Refusal(
+    401, "authentication_error", "This API key is not known.", "unauthorized"
+)
+_ADMIN_KEY = _Refusal(
+    401,
+    "authentication_error",
+    "This is an admin key; this route needs an API key.",
+    "unauthorized",
+)
 _NO_ADMIN_KEY = _Refusal(
     401, "authentication_error", f"This route needs the admin key: {_HOW_TO_SEND}", "unauthorized"
+)
+_UNKNOWN_ADMIN_KEY = _Refusal(
+    401, "authentication_error", "This admin key is not known.", "unauthorized"
 )
 _NOT_ADMIN = _Refusal(
     403, "permission_error", "This route needs the admin key, not an API key.", "forbidden"
@@ -191,9 +203,18 @@ class KeyCheck:
         token = _messages_token(scope) if path in MESSAGES_PATHS else _token(scope)
         name = self._keys.api.name_of(token)
         if name is None:
-            return _NO_API_KEY
+            return self._without_api_key(token)
         current_request().key = name
         return None
+
+    def _without_api_key(self, token: bytes) -> _Refusal:
+        """Return the refusal of a token that is no API key.
+
+        It tells a stranger nothing that the routes of admins do not: these answer each key anyway.
+        """
+        if not token:
+            return _NO_API_KEY
+        return _UNKNOWN_API_KEY if self._keys.admin.name_of(token) is None else _ADMIN_KEY
 
     def _is_of_foreign_page(self, scope: Scope) -> bool:
         """Return whether a web page of an origin that may not do so opens this WebSocket.
@@ -220,7 +241,7 @@ class KeyCheck:
             return _NOT_ADMIN
         name = self._keys.admin.name_of(token)
         if name is None:
-            return _NO_ADMIN_KEY
+            return _UNKNOWN_ADMIN_KEY if token else _NO_ADMIN_KEY
         current_request().key = name
         return None
 
