@@ -26,7 +26,7 @@ STOP_SECONDS = 30.0
 POLL_SECONDS = 0.2
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """No proxy of the shell leads to a server of this machine."""
-_LISTENING = re.compile(r"listening on (\S+)")
+_LISTENING = re.compile(r"listening on (?:every address, )?(\S+)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ NOT_COMPILED = {"TORCH_COMPILE_DISABLE": "1"}
 COMPILED = {"TORCH_COMPILE_DISABLE": "0"}
 """vLLM compiles the rank of a log-prob, also of an eager model, in each process of an engine, which
 takes seconds at every start (`batched_count_greater_than`, 0.32)."""
-_LISTENING = re.compile(r"listening on (\S+)")
+_LISTENING = re.compile(r"listening on (?:every address, )?(\S+)")
 
 Metrics = dict[tuple[str, frozenset[tuple[str, str]]], float]
 Greedy = Callable[[str, int], list[int]]

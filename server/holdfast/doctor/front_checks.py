@@ -17,7 +17,7 @@ from holdfast.api.auth import Keys
 from holdfast.doctor.findings import Finding, HazardName, failure, ok, warning
 from holdfast.engine.unsupported import is_on
 from holdfast.errors import AddressInUseError, UsageError
-from holdfast.listener.server import address, bound_socket, check_tls
+from holdfast.listener.server import bound_socket, check_tls, place
 from holdfast.listener.tls import end_of_certificate
 from holdfast.nodes.addresses import HeadAddress, own_address
 from holdfast.nodes.credentials import head_credentials
@@ -94,7 +94,7 @@ def _check_address(listen: ListenSettings) -> Finding:
         return warning("address", f"there is something at unix:{listen.uds}", remedy)
     try:
         with bound_socket(listen) as sock:
-            return ok("address", f"{address(sock, listen)} is free")
+            return ok("address", f"free: {place(sock, listen)}")
     except AddressInUseError as error:  # perhaps by the very server that is to be checked
         return warning("address", error.cause, error.remedy)
     except UsageError as error:
@@ -116,8 +116,8 @@ def _check_head(settings: Settings) -> Iterator[Finding]:
     key, context = credentials.key, credentials.context
     try:
         with bound_node_port(own, settings.nodes.port, key=key, context=context) as port:
-            place = HeadAddress(own, port.sock.getsockname()[1])
-            yield ok(name, f"{place} is free for followers")
+            node_address = HeadAddress(own, port.sock.getsockname()[1])
+            yield ok(name, f"{node_address} is free for followers")
     except AddressInUseError as error:  # as above
         yield warning(name, error.cause, error.remedy)
     except UsageError as error:

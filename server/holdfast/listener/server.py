@@ -21,7 +21,7 @@ from holdfast.listener.connection_table import ConnectionSlot, ConnectionTable, 
 from holdfast.listener.http_connection import HttpConnection
 from holdfast.listener.own_socket import OwnAcceptor
 from holdfast.listener.unix_socket import bound_unix_socket
-from holdfast.loopback import connectable
+from holdfast.loopback import WILDCARDS, connectable
 from holdfast.settings import LimitSettings, ListenSettings
 from holdfast.telemetry.counters import Refusals
 from holdfast.telemetry.logs import strip_queries
@@ -103,7 +103,7 @@ async def listening(  # noqa: PLR0913 - where to listen, what to serve, where to
     task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")
     try:
         await _until_started(server, task)
-        logger.info("listening on %s", address(sock, settings))
+        logger.info("listening on %s", place(sock, settings))
         yield server
     finally:
         server.should_exit = True
@@ -129,6 +129,13 @@ def address(sock: socket.socket, settings: ListenSettings) -> str:
     if settings.uds:
         return f"unix:{settings.uds}"
     return f"{_scheme(settings)}://{_reachable(sock)}"
+
+
+def place(sock: socket.socket, settings: ListenSettings) -> str:
+    """Return what the socket listens on; `address` alone does not say who can reach it."""
+    here = address(sock, settings)
+    is_everywhere = not settings.uds and sock.getsockname()[0] in WILDCARDS
+    return f"every address, {here} from this machine" if is_everywhere else here
 
 
 class _Server(uvicorn.Server):

@@ -88,6 +88,25 @@ def test_a_client_reaches_every_address() -> None:
     assert asked(ListenSettings(port=0, uvicorn_log_level="critical")) == (200, "http")
 
 
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("", "listening on every address, http://127.0.0.1:"),
+        ("0.0.0.0", "listening on every address, http://127.0.0.1:"),  # noqa: S104 - what is tested
+        ("127.0.0.1", "listening on http://127.0.0.1:"),
+    ],
+)
+def test_the_log_says_who_can_reach_the_server(
+    host: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The address alone would look like one for this machine only."""
+    caplog.set_level("INFO")
+    asked(ListenSettings(host=host, port=0))
+    (line,) = (text for text in caplog.messages if "listening on" in text)
+    assert line.startswith(told)
+    assert line.endswith(" from this machine") is (host != "127.0.0.1")
+
+
 def test_a_client_reaches_a_unix_socket(tmp_path: Path) -> None:
     """And nothing of it is left."""
     path = tmp_path / "s"
