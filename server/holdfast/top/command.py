@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -30,6 +31,10 @@ SILENT_SECONDS = 40.0
 MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 30.0
 REFRESHES_PER_SECOND = 2
+_REMEDY = "check the address, and whether the server runs."
+_OF_ANOTHER_HOST = {62, 64}
+"""What OpenSSL calls a certificate for another name or address: X509_V_ERR_HOSTNAME_MISMATCH and
+X509_V_ERR_IP_ADDRESS_MISMATCH in https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/."""
 _EPILOG = """\
 Without a terminal, or with --once, it prints the status once. Ctrl-C ends it. Exit codes: 0 ended
 by Ctrl-C or printed, 2 bad usage or a wrong key, 3 the server is not reachable (with --once).
@@ -102,7 +107,7 @@ class _Watch:
         except TimeoutError as error:
             raise self._unreachable(f"it sent no status within {FIRST_SECONDS:.0f} s") from error
         except (httpx.HTTPError, StreamError) as error:
-            raise self._unreachable(_told(error)) from error
+            raise self._unreachable(_told(error), _remedy(error, self._url)) from error
         raise self._unreachable("it closed the connection")
 
     async def until_interrupted(self) -> None:
@@ -196,10 +201,8 @@ class _Watch:
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             raise StreamError("the server sent an unexpected response")
 
-    def _unreachable(self, why: str) -> NotReachableError:
-        return NotReachableError(
-            f"{self._url}: {why}.", remedy="check the address, and whether the server runs."
-        )
+    def _unreachable(self, why: str, remedy: str = _REMEDY) -> NotReachableError:
+        return NotReachableError(f"{self._url}: {why}.", remedy=remedy)
 
 
 @contextmanager
@@ -227,4 +230,20 @@ def _drawn(watch: _Watch, stream: TextIO) -> Iterator[None]:
 
 def _told(error: Exception) -> str:
     """Return what an error says; those of httpx may say nothing but their name."""
-    return str(error) or type(error).__name__
+    return str(error).removesuffix(".") or type(error).__name__
+
+
+def _remedy(error: BaseException, url: str) -> str:
+    """Return what to do about an error of the connection: TLS may be what is wrong with it."""
+    if isinstance(error, httpx.RemoteProtocolError) and url.startswith("http://"):
+        return f"{_REMEDY} If it has a certificate, try https://."
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            if cause.verify_code in _OF_ANOTHER_HOST:
+                return "use a host that its certificate names."
+            return "set SSL_CERT_FILE to the certificate of its authority."
+        if isinstance(cause, ssl.SSLError):
+            return f"{_REMEDY} If it has no certificate, try http://."
+        cause = cause.__cause__ or cause.__context__
+    return _REMEDY
