@@ -164,6 +164,37 @@ def test_a_broken_file_is_named(
     assert all(word in line for word in words), line
 
 
+def test_a_directory_without_a_model_is_told(tmp_path: Path) -> None:
+    """vLLM's own text is about repositories, of three formats."""
+    (tmp_path / "noconf").mkdir()
+    line = told(tmp_path, tmp_path / "noconf")
+    assert line.endswith("noconf has no config.json. Remedy: name the model's directory.")
+
+
+def test_too_long_a_context_is_told_without_bad_advice(tmp_path: Path, sound: Path) -> None:
+    """vLLM's own text urges a variable with which the answers would be wrong."""
+    line = told(tmp_path, sound, "--max-model-len=9999999")
+    assert "--max-model-len 9999999 is longer than the model's context of" in line
+    assert "VLLM_ALLOW" not in line
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (KeyError("invalid parser: x (chose from y)"), "invalid parser: x (chose from y)"),
+        (KeyError("rope"), "'rope' is missing"),
+        (TypeError("Error: x requires y"), "x requires y"),
+    ],
+)
+def test_no_exception_is_named(error: Exception, line: str) -> None:
+    """Its name says nothing to an operator."""
+    from holdfast.engine.vllm_errors import usage_errors
+
+    with pytest.raises(UsageError) as caught, usage_errors():
+        raise error
+    assert caught.value.cause == line
+
+
 def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path, model: Path) -> None:
     """It would fail at every start in the same way."""
     (model / "tokenizer.json").unlink()

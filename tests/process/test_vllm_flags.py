@@ -82,6 +82,27 @@ def test_what_vllm_does_not_take_is_refused(arguments: tuple[str, ...], named: s
 
 
 @pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("--enable-auto-tool-choice", "--tool-call-parser=hermess"),
+            "'hermess' is not a tool call parser. Remedy: did you mean hermes?",
+        ),
+        (
+            ("--reasoning-parser=deepseek_r",),
+            "'deepseek_r' is not a reasoning parser. Remedy: did you mean deepseek_r1?",
+        ),
+        (("--enable-auto-tool-choice",), "--enable-auto-tool-choice requires --tool-call-parser."),
+    ],
+)
+def test_what_vllm_says_as_an_exception_is_one_sentence(
+    arguments: tuple[str, ...], line: str
+) -> None:
+    """Without the name of the exception, and without a list of all the parsers that there are."""
+    assert refused("model", *arguments).startswith(line)
+
+
+@pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (("--api-k=hush",), "ambiguous option: --api-k could match"),

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
@@ -42,6 +43,11 @@ _OF_USAGE = (
     RuntimeError,
     VLLMError,
 )
+_TOO_LONG = re.compile(
+    r"User-specified max_model_len \((\d+)\) is greater than the derived max_model_len "
+    r"\(\w+=([\d.]+) or model_max_length=(?:([\d.]+)|None) "
+)
+_NO_CONFIG = re.compile("Invalid repository ID or local directory specified: '(.+?)'")
 _NO_DEVICE = "Failed to infer device type"
 _HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]
 """The error of httpx or httpx2, whichever the installed huggingface_hub uses."""
@@ -72,6 +78,8 @@ def usage_errors(logged: Callable[[], str] = str) -> Iterator[None]:
         if not isinstance(error, _OF_USAGE):
             raise
         cause, said = _first_lines(error), logged()
+        if (plain := _in_plain_words(cause)) is not None:
+            raise plain from error
         raise UsageError(
             f"{cause} ({said})" if said and said not in cause else cause,
             remedy="correct the model or the flag that the message names.",
@@ -218,9 +226,27 @@ def _first_lines(error: BaseException) -> str:
         first_said = {_flag_of(item["loc"]): _message(item) for item in reversed(errors())}
         return "; ".join(f"{place}{first_said[place]}" for place in reversed(first_said))
     text = " ".join(str(error).split())[:_MAX_CHARACTERS]
-    if isinstance(error, KeyError):  # its message is only the key
-        return f"KeyError: {text}"
-    return text or type(error).__name__
+    if isinstance(error, KeyError):  # `str` quotes what it was given: a sentence, or only the key
+        said = str(error.args[0] if error.args else "")[:_MAX_CHARACTERS]
+        return " ".join(said.split()) if " " in said else f"{text or 'a key'} is missing"
+    return text.removeprefix("Error: ") or type(error).__name__
+
+
+def _in_plain_words(cause: str) -> UsageError | None:
+    """Return our error for a message of vLLM's that gives bad advice, or too much; else None."""
+    if found := _TOO_LONG.search(cause):
+        tokens = max(int(float(number)) for number in found.groups()[1:] if number is not None)
+        return UsageError(
+            f"--max-model-len {found[1]} is longer than the model's context of {tokens} tokens.",
+            remedy=f"use at most {tokens}.",
+        )
+    if (found := _NO_CONFIG.search(cause)) and _lacks_config(Path(found[1])):
+        return UsageError(f"{found[1]} has no config.json.", remedy="name the model's directory.")
+    return None
+
+
+def _lacks_config(path: Path) -> bool:
+    return path.is_dir() and not (path / "config.json").exists()
 
 
 def _killed_cores(error: BaseException) -> str:

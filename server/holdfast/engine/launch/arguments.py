@@ -202,6 +202,11 @@ def _import_reasoning_parser(namespace: Any) -> None:
 
 def _validate(namespace: Any) -> None:
     """Run vLLM's own checks of its parsed flags and of the parsers that they name."""
+    if namespace.enable_auto_tool_choice:
+        tool_parsers = ToolParserManager.list_registered()
+        _refuse_unknown("tool call parser", namespace.tool_call_parser, tool_parsers)
+    reasoning_parsers = ReasoningParserManager.list_registered()
+    _refuse_unknown("reasoning parser", namespace.reasoning_parser, reasoning_parsers)
     cli_args.validate_parsed_serve_args(namespace)
     if hasattr(cli_args, "validate_api_server_args"):
         cli_args.validate_api_server_args(namespace)
@@ -209,6 +214,14 @@ def _validate(namespace: Any) -> None:
         from vllm.entrypoints.launchers import launcher  # noqa: PLC0415
 
         launcher.validate_api_server_args(namespace)
+
+
+def _refuse_unknown(kind: str, name: str | None, known: Sequence[str]) -> None:
+    """Raise a UsageError for a name that is not known: vLLM's own lists dozens of others."""
+    if name and name not in known:
+        meant = get_close_matches(name, known, 1)
+        others = f"did you mean {meant[0]}?" if meant else f"use one of {', '.join(sorted(known))}."
+        raise UsageError(f"{name!r} is not a {kind}.", remedy=others)
 
 
 def _without_values(message: str) -> str:
