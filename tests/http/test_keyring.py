@@ -138,23 +138,27 @@ def test_each_mistake_in_a_file_is_logged(path: Path, caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("content", "reason", "remedy"),
     [
-        (b"", "it contains no key"),
-        (b"# none\n\n", "it contains no key"),
-        (b"one\nhush hush\n", "line 2: expected a key"),
-        (b"hush\xff\n", "line 1: expected a key"),
-        (b"\xef\xbb\xbfhush\n", "line 1: expected a key"),
-        (b"x" * (MAX_FILE_BYTES + 1), "too large"),
+        (b"", "it contains no key", "add a key"),
+        (b"# none\n\n", "it contains no key", "add a key"),
+        (b"one\nhush hush\n", "line 2: expected a key", "correct that line."),
+        (b"hush\xff\n", "line 1: expected a key", "correct that line."),
+        (b"\xef\xbb\xbfhush\n", "line 1: expected a key", "correct that line."),
+        (b"hush max_tokens_per_day=2M\n", "2M is written 2000000", "correct that line."),
+        (b"x" * (MAX_FILE_BYTES + 1), "too large", "name a readable file"),
     ],
 )
-def test_a_start_with_a_wrong_file_is_refused(path: Path, content: bytes, reason: str) -> None:
-    """The error names flag, file and line, and no key."""
+def test_a_start_with_a_wrong_file_is_refused(
+    path: Path, content: bytes, reason: str, remedy: str
+) -> None:
+    """The error names flag, file and line, and no key; the remedy fits what is wrong."""
     path.write_bytes(content)
     with pytest.raises(UsageError) as caught:
         Keyring(["given"], path, source="--admin-api-key-file")
     assert caught.value.cause.startswith(f"--admin-api-key-file: {path}: ")
     assert reason in caught.value.cause
+    assert caught.value.remedy.startswith(remedy)
     assert "hush" not in caught.value.line
 
 

@@ -22,6 +22,7 @@ from holdfast.telemetry.key_usage import OTHER
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/+-]{0,47}")
 """It fits into a label, a log line and a record of suspicions, and has no space and no colon."""
+_NO_KEY = "it contains no key"
 _LARGEST = MappingProxyType({"max_tokens_per_day": 10**15, "max_requests_per_minute": 100_000})
 """The largest value of each limit; the times of the requests of a minute are kept in memory."""
 
@@ -69,17 +70,21 @@ def key_lines(content: bytes) -> list[KeyLine]:
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from None
     if not lines:
-        raise ValueError("it contains no key")
+        raise ValueError(_NO_KEY)
     _check_together(lines)
     return lines
 
 
 def key_file_error(flag_name: str, path: Path, error: OSError | ValueError) -> UsageError:
     """Return the error of a command whose key file cannot be read, or is wrong."""
-    return UsageError(
-        f"{flag_name}: {path}: {reason_of(error)}.",
-        remedy="name a readable file with one key per line, as `KEY` or `NAME: KEY`.",
-    )
+    reason = reason_of(error)
+    if reason.startswith("line "):
+        remedy = "correct that line."
+    elif reason == _NO_KEY:
+        remedy = "add a key, as a line `KEY` or `NAME: KEY`."
+    else:
+        remedy = "name a readable file with one key per line, as `KEY` or `NAME: KEY`."
+    return UsageError(f"{flag_name}: {path}: {reason}.", remedy=remedy)
 
 
 def _line(number: int, first: str, *words: str) -> KeyLine:
@@ -120,7 +125,8 @@ def _limits(words: Iterable[str]) -> KeyLimits:
             raise ValueError(f"remove one {name}: it is given twice")
         if not re.fullmatch("[0-9]{1,16}", value) or not 0 < int(value) <= _LARGEST[name]:
             raise ValueError(
-                f"expected {name} from 1 to {_LARGEST[name]}; leave it out for no limit"
+                f"expected {name} from 1 to {_LARGEST[name]} in digits alone (2M is written "
+                "2000000); leave it out for no limit"
             )
         found[name] = int(value)
     return KeyLimits(**found)
