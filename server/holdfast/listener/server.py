@@ -20,6 +20,7 @@ from holdfast.listener.acceptor import Acceptor
 from holdfast.listener.connection_table import ConnectionSlot, ConnectionTable, OnRefused
 from holdfast.listener.http_connection import HttpConnection
 from holdfast.listener.own_socket import OwnAcceptor
+from holdfast.listener.tls import tls_error
 from holdfast.listener.unix_socket import bound_unix_socket
 from holdfast.loopback import WILDCARDS, connectable
 from holdfast.settings import LimitSettings, ListenSettings
@@ -69,9 +70,16 @@ def bound_socket(settings: ListenSettings) -> Iterator[socket.socket]:
                 ) from error
             raise UsageError(
                 f"cannot listen on {name}: {reason_of(error)}.",
-                remedy=f"choose an address of this machine with {flags}.",
+                remedy=_remedy(settings, error),
             ) from error
         yield sock
+
+
+def _remedy(settings: ListenSettings, error: OSError | ValueError) -> str:
+    if not settings.uds:
+        return "choose an address of this machine with --port or --host."
+    create = "create the directory, or " if isinstance(error, FileNotFoundError) else ""
+    return f"{create}choose another path with --uds."
 
 
 @asynccontextmanager
@@ -199,10 +207,7 @@ def _config(
     try:
         config.load()
     except OSError as error:  # ssl.SSLError is one
-        raise UsageError(
-            f"cannot set up TLS: {error}.",
-            remedy="check --ssl-keyfile, --ssl-certfile and --ssl-ca-certs.",
-        ) from error
+        raise tls_error(settings, error) from error
     return config
 
 

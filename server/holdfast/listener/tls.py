@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
+from holdfast.errors import UsageError, reason_of
 from holdfast.settings import ListenSettings
 
 logger = logging.getLogger(__name__)
@@ -20,6 +22,9 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 _NO_PASSWORD = ""
 """Without it, OpenSSL would ask the terminal for the password of an encrypted key and block."""
+
+_CERTIFICATE = re.compile(rb"-----BEGIN [A-Z0-9 ]*CERTIFICATE-----")
+_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
 
 Stamp = tuple[tuple[int, int, int], ...]
 
@@ -53,6 +58,43 @@ def end_of_certificate(path: Path) -> datetime:
     from cryptography import x509  # noqa: PLC0415 - only for the doctor
 
     return x509.load_pem_x509_certificates(path.read_bytes())[0].not_valid_after_utc
+
+
+def tls_error(settings: ListenSettings, error: OSError) -> UsageError:
+    """Return the error of a start: OpenSSL names no file, and few of the reasons."""
+    cause, remedy = _wrong_file(settings) or _wrong_pair(settings, error)
+    return UsageError(f"cannot set up TLS: {cause}.", remedy=remedy)
+
+
+def _wrong_file(settings: ListenSettings) -> tuple[str, str] | None:
+    """Return which file cannot be read, or lacks what its flag is for, and the remedy."""
+    cert, key = settings.ssl_certfile, settings.ssl_keyfile
+    for flag, path, kind, pattern in (
+        ("--ssl-certfile", cert, "certificate", _CERTIFICATE),
+        ("--ssl-keyfile", key, "private key", _PRIVATE_KEY),
+        ("--ssl-ca-certs", settings.ssl_ca_certs, "certificate", _CERTIFICATE),
+    ):
+        if not path:
+            continue
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            return f"{flag}: {path}: {reason_of(error)}", f"name a readable file with {flag}."
+        if not pattern.search(content):
+            return f"{path} contains no {kind}", f"name a PEM file of a {kind} with {flag}."
+        if flag == "--ssl-certfile" and not key and not _PRIVATE_KEY.search(content):
+            return f"{path} contains no private key", "add --ssl-keyfile."
+    return None
+
+
+def _wrong_pair(settings: ListenSettings, error: OSError) -> tuple[str, str]:
+    cert, key = settings.ssl_certfile, settings.ssl_keyfile or settings.ssl_certfile
+    if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+        return (
+            f"the private key in {key} does not belong to the certificate in {cert}",
+            "name the two that belong together with --ssl-certfile and --ssl-keyfile.",
+        )
+    return str(error), "check --ssl-keyfile, --ssl-certfile and --ssl-ca-certs."
 
 
 async def _follow(config: uvicorn.Config, settings: ListenSettings) -> None:

@@ -128,9 +128,22 @@ def test_a_client_reaches_a_tls_port(tmp_path: Path, holds_key: bool) -> None:
     assert asked(settings) == (200, "https")
 
 
-@pytest.mark.parametrize("broken", ["missing", "directory", "text", "other key", "no key"])
-def test_wrong_tls_files_are_bad_usage(tmp_path: Path, broken: str) -> None:
-    """Before anything is served, and the address is free again."""
+@pytest.mark.parametrize(
+    ("broken", "cause", "remedy"),
+    [
+        ("missing", "--ssl-certfile: {}/none: No such file", "a readable file with --ssl-certfile"),
+        ("directory", "--ssl-certfile: {}: Is a directory", "a readable file with --ssl-certfile"),
+        ("text", "{}/text contains no certificate", "with --ssl-certfile"),
+        ("other key", "{}/other/key.pem does not belong", "--ssl-certfile and --ssl-keyfile"),
+        ("no key", "{}/cert.pem contains no private key", "add --ssl-keyfile."),
+        ("missing key", "--ssl-keyfile: {}/none: No such file", "with --ssl-keyfile"),
+        ("no key in it", "{}/text contains no private key", "with --ssl-keyfile"),
+    ],
+)
+def test_wrong_tls_files_are_bad_usage(
+    tmp_path: Path, broken: str, cause: str, remedy: str
+) -> None:
+    """Before anything is served, and the address is free again; OpenSSL names no file."""
     cert, key = certificate(tmp_path)
     (tmp_path / "other").mkdir()
     _, other_key = certificate(tmp_path / "other")
@@ -141,6 +154,8 @@ def test_wrong_tls_files_are_bad_usage(tmp_path: Path, broken: str) -> None:
         "text": (str(tmp_path / "text"), key),
         "other key": (cert, other_key),
         "no key": (cert, None),
+        "missing key": (cert, str(tmp_path / "none")),
+        "no key in it": (cert, str(tmp_path / "text")),
     }
     path, key_path = given[broken]
     uds = tmp_path / "s"
@@ -151,7 +166,9 @@ def test_wrong_tls_files_are_bad_usage(tmp_path: Path, broken: str) -> None:
 
     with pytest.raises(UsageError, match="cannot set up TLS") as caught:
         served(settings, nothing)
-    assert "--ssl-certfile" in caught.value.remedy
+    assert cause.format(tmp_path) in caught.value.cause
+    assert remedy in caught.value.remedy
+    assert "_ssl.c" not in caught.value.line
     assert not uds.exists()
 
 
@@ -204,13 +221,17 @@ def test_an_existing_path_is_in_use_and_stays(tmp_path: Path, kind: str) -> None
 def test_a_path_that_cannot_be_is_bad_usage(tmp_path: Path) -> None:
     """Too long for a Unix socket, in no directory, below a file."""
     (tmp_path / "file").touch()
-    for path in (tmp_path / ("s" * 120), tmp_path / "none" / "s", tmp_path / "file" / "s"):
+    for path, remedy in (
+        (tmp_path / ("s" * 120), "choose another path with --uds."),
+        (tmp_path / "none" / "s", "create the directory, or choose another path with --uds."),
+        (tmp_path / "file" / "s", "choose another path with --uds."),
+    ):
         with (
             pytest.raises(UsageError, match="cannot listen on unix:") as caught,
             bound_socket(ListenSettings(uds=str(path))),
         ):
             pass
-        assert caught.value.remedy
+        assert caught.value.remedy == remedy
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no host", "a" * 80 + ".example", "[::1]", "ä." * 9])
