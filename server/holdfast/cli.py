@@ -204,7 +204,9 @@ def _add_unsupported(parser: argparse.ArgumentParser) -> None:
 
 def _check_model(given: list[str], namespace: argparse.Namespace, others: list[str]) -> None:
     """Refuse a model that is certainly wrong; between vLLM's flags only its parser can find it."""
-    model = given[0] if given and not given[0].startswith("-") else namespace.model
+    # A word before the first flag of vLLM's is not a value of one.
+    firsts = (*given[:1], *others[:1])
+    model = next((word for word in firsts if not word.startswith("-")), namespace.model)
     if model is not None:
         unsupported.refuse_model(model, is_demo=namespace.demo)
     elif not namespace.demo and all(argument.startswith("-") for argument in others):

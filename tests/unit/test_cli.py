@@ -167,7 +167,15 @@ def test_a_path_without_a_model_is_refused_at_once(path: str) -> None:
     assert "there is no model at" in refused("--model", path)
 
 
-@pytest.mark.parametrize("arguments", [("model", "--demo"), ("--demo", "--model=model")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("model", "--demo"),
+        ("--demo", "--model=model"),
+        ("--demo", "owner/model"),
+        ("--demo", "--port=0", "owner/model", "--enforce-eager"),
+    ],
+)
 def test_a_model_beside_the_demo_model_is_refused(arguments: tuple[str, ...]) -> None:
     """Nobody has to guess which one is served."""
     assert "serves its own model" in refused(*arguments)
@@ -466,8 +474,9 @@ def test_a_failure_is_one_line_on_standard_error() -> None:
     ended = holdfast("serve", "--demo", "--port=http")
     assert ended.returncode == 2
     assert ended.stdout == ""
-    assert ended.stderr.startswith("holdfast: error: argument --port: invalid int value: 'http'.")
-    assert " Remedy: see `holdfast serve --help`.\n" in ended.stderr
+    assert ended.stderr == (
+        "holdfast: error: --port: http is not a port. Remedy: use 0 to 65535.\n"
+    )
     assert ended.stderr.count("\n") == 1
 
 
@@ -475,6 +484,22 @@ def test_the_last_line_commands_no_terminal(capsys: pytest.CaptureFixture[str]) 
     """A failure may quote an engine, which may quote a client."""
     assert cli._fail("the engine said \x1b]0;owned\x07", 5) == 5
     assert capsys.readouterr().err == "holdfast: error: the engine said \\x1b]0;owned\\x07\n"
+
+
+def test_a_mistyped_command_is_told_what_is_meant() -> None:
+    """Rather than to read the help."""
+    for mistyped, remedy in (("serv", "did you mean serve?"), ("x", "see `holdfast --help`.")):
+        with pytest.raises(UsageError, match=f"invalid choice: '{mistyped}'") as caught:
+            cli._command([mistyped])
+        assert caught.value.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize("text", ["10m", "ten", "1h"])
+def test_a_time_is_told_how_to_be_written(text: str) -> None:
+    """A number of seconds."""
+    assert "expected a number of seconds, for example 600" in refused(
+        "--demo", f"--probe-timeout={text}"
+    )
 
 
 def test_a_command_that_is_interrupted_has_not_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:

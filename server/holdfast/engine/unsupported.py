@@ -255,7 +255,8 @@ def refuse_model(model: str, *, is_demo: bool) -> None:
 def no_model() -> HoldfastError:
     """Return the error for a command line that names no model."""
     return UsageError(
-        "no model was given.", remedy="name one, for example `holdfast serve --demo`."
+        "no model was given.",
+        remedy="name one, or use --demo for a small model of Holdfast's own.",
     )
 
 

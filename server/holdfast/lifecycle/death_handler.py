@@ -307,11 +307,12 @@ class RestartBudget:
             return 0.0
         recent = self._recent()
         if not self._max_restarts or self._spent(recent) > self._max_restarts:
+            many = f", after {self._max_restarts} restarts within {self._window_seconds:.0f} s"
             raise EngineLostError(
-                f"the engine died: {death}, after {self._max_restarts} restarts within "
-                f"{self._window_seconds:.0f} s.",
+                f"the engine died: {death}{many if self._max_restarts else ''}.",
                 remedy="see the engine's log above, and start the server again; "
-                "--max-engine-restarts allows more.",
+                "--max-engine-restarts "
+                + ("allows more." if self._max_restarts else "0 allows no restart."),
             )
         excess = len(recent) - self._max_restarts
         if excess > 0:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,11 +32,18 @@ _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"", "0", "false", "no", "off"}
 
 
+_WRONG_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.+)\)$")
+"""What argparse says; its parser has no other place that knows both the word and the choices."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises UsageError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}.", remedy=f"see `{self.prog} --help`.")
+        meant = _likely_choice(message)
+        see = f"see `{self.prog} --help`."
+        remedy = f"did you mean {meant}? If not, {see}" if meant else see
+        raise UsageError(f"{message}.", remedy=remedy)
 
 
 def command_parser(command: str, usage: str, description: str, epilog: str) -> Parser:
@@ -150,7 +158,7 @@ def headroom_fraction(text: str) -> float:
 
 def positive_seconds(text: str) -> float:
     """Parse a time above 0 and below a year; ValueError for anything else."""
-    value = _number(text)
+    value = _seconds(text)
     if not 0 < value < _YEAR_SECONDS:
         raise ValueError("expected a number of seconds, more than 0 and less than a year")
     return value
@@ -158,7 +166,7 @@ def positive_seconds(text: str) -> float:
 
 def seconds(text: str) -> float:
     """Parse a time of 0 or more, below a year; ValueError for anything else."""
-    value = _number(text)
+    value = _seconds(text)
     if not 0 <= value < _YEAR_SECONDS:
         raise ValueError("expected a number of seconds, 0 or more and less than a year")
     return value
@@ -243,10 +251,25 @@ def boolean(text: str) -> bool:
     return text.lower() in _TRUE
 
 
+def _likely_choice(message: str) -> str:
+    """Return the choice that is most similar to the wrong one; empty if none is."""
+    if (found := _WRONG_CHOICE.search(message)) is None:
+        return ""
+    choices = [choice.strip(" '") for choice in found[2].split(",")]
+    return next(iter(get_close_matches(found[1], choices, 1)), "")
+
+
 def _whole_number(text: str, least: int, most: int = 999_999) -> int:
     if not re.fullmatch("[0-9]{1,6}", text) or not least <= int(text) <= most:
         raise ValueError(f"expected a number from {least} to {most}")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return _number(text)
+    except ValueError:
+        raise ValueError("expected a number of seconds, for example 600") from None
 
 
 def _number(text: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping
 
 from holdfast.errors import UsageError
@@ -11,6 +12,7 @@ from holdfast.settings import ListenSettings
 from holdfast.settings.flag import key, seconds
 from holdfast.settings.node_flags import FOLLOWER_PORT
 
+_MAX_PORT = 65535
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 ALIASES = {
     "drain_timeout": "shutdown_timeout",
@@ -26,7 +28,7 @@ def add_listener_flags(parser: argparse.ArgumentParser) -> None:
         "listener", "vLLM's flags that are needed before vLLM is loaded."
     )
     listener.add_argument("--host", type=no_nul, default="")
-    listener.add_argument("--port", type=int)
+    listener.add_argument("--port", type=_port)
     for name in ("uds", "ssl-keyfile", "ssl-certfile", "ssl-ca-certs"):
         listener.add_argument(f"--{name}", type=no_nul)
     listener.add_argument("--ssl-ciphers")
@@ -53,6 +55,13 @@ def no_nul(text: str) -> str:
     return text
 
 
+def _port(text: str) -> int:
+    """Parse a port, or 0 for any that is free; a UsageError says what is possible."""
+    if not re.fullmatch("[0-9]{1,5}", text) or int(text) > _MAX_PORT:
+        raise UsageError(f"--port: {text} is not a port.", remedy="use 0 to 65535.")
+    return int(text)
+
+
 def _strings(text: str) -> tuple[str, ...]:
     """Parse a JSON array of strings, as vLLM does; an ArgumentTypeError if it is something else."""
     try:
@@ -74,8 +83,6 @@ def listen_settings(
     """
     default = FOLLOWER_PORT if namespace.node_rank else ListenSettings().port
     port = default if namespace.port is None else namespace.port
-    if not 0 <= port <= 65535:
-        raise UsageError(f"--port: {port} is not a port.", remedy="use 0 to 65535.")
     if namespace.ssl_keyfile and not namespace.ssl_certfile:
         raise UsageError(
             "--ssl-keyfile was given without a certificate.", remedy="add --ssl-certfile."

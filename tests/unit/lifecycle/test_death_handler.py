@@ -71,8 +71,10 @@ def test_restarts_are_forgotten_after_the_window() -> None:
 def test_a_budget_of_none_allows_none() -> None:
     """`--max-engine-restarts 0` leaves every restart to what supervises the process."""
     budget = RestartBudget(0, 100, FakeClock())
-    with pytest.raises(EngineLostError):
+    with pytest.raises(EngineLostError) as caught:
         wait(budget, CHARGED)
+    assert "restarts within" not in caught.value.cause
+    assert "--max-engine-restarts 0 allows no restart." in caught.value.remedy
 
 
 def test_a_death_that_a_key_answers_for_is_given_back() -> None:
