@@ -123,7 +123,7 @@ def test_a_file_that_breaks_leaves_the_keys_that_were_read_last(
 
 
 def test_each_mistake_in_a_file_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever mends the first has to learn of the second."""
+    """The second one shows only after the first is corrected."""
     clock = Clock()
     ring = Keyring([], path, clock=clock, wall_clock=WallClock())
     for content in ("one\ntwo words\n", "one\n# two\nthree words\n", "one\n# 2\nthree words\n"):

@@ -208,7 +208,7 @@ class KeyCheck:
         return None
 
     def _without_api_key(self, token: bytes) -> _Refusal:
-        """Return the refusal of a token that is no API key.
+        """Return the refusal of a token that is not an API key.
 
         It tells a stranger nothing that the routes of admins do not: these answer each key anyway.
         """
