@@ -81,7 +81,7 @@ class ShortLLM(ScriptedLLM):
     async def generate(self, prompt: str, **_options: Any) -> AsyncIterator[Output]:
         """The output, or an error if it is a failure without tokens."""
         self.received.append(prompt)
-        if not self._output.context_tokens:
+        if not self._output.tokens:
             raise ValueError("the request's own error")
         yield self._output
 

@@ -174,8 +174,7 @@ class Blame:
 
         if not await self._trials.run(run, seconds):
             return False
-        left_over = self._trials.left_over if self._trials is not None else ()
-        self._verdict_of_trials = self._judge_left_over(left_over)
+        self._verdict_of_trials = self._judge_left_over()
         self.refuse_untried()
         return True
 
@@ -333,11 +332,12 @@ class Blame:
             self._convictions.refuse(request, suspected_error())
         return BlameVerdict(explained, bool(key), has_suspects=True)
 
-    def _judge_left_over(self, requests: Sequence[EngineRequest]) -> BlameVerdict:
+    def _judge_left_over(self) -> BlameVerdict:
         """Blame requests that no engine can get again: all other suspects are acquitted.
 
         Of several, it is not known which it was, so that only a key that sent them all is charged.
         """
+        requests = self._trials.left_over if self._trials is not None else ()
         keys = {request.context.key for request in requests}
         if len(keys) != 1 or (len(requests) > 1 and not any(keys)):
             return BlameVerdict()
