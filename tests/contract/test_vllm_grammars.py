@@ -136,6 +136,12 @@ def test_a_request_whose_grammar_compiles_is_deferred() -> None:
     assert "num_skipped_waiting_reqs=num_deferred" in source
 
 
+def test_a_grammar_ends_a_request_only_after_its_prompt() -> None:
+    """Even one that was never compiled: vLLM asks it about the first token of the answer."""
+    source = inspect.getsource(Scheduler.update_from_output)
+    assert "if new_token_ids and not self.structured_output_manager.accept_tokens(" in source
+
+
 # What a worker does
 
 
@@ -643,9 +649,12 @@ def test_the_hostile_grammars_of_the_soak_are_tried() -> None:
 # What the engine gives up
 
 
-def output(finish_reason: str | None, stop_reason: str | None = None) -> Any:
-    one = SimpleNamespace(finish_reason=finish_reason, stop_reason=stop_reason, token_ids=[7, 7])
-    return SimpleNamespace(prompt_token_ids=[1, 2, 3], outputs=[one])
+def output(finish_reason: str | None, *stop_reasons: str) -> Any:
+    answers = [
+        SimpleNamespace(finish_reason=finish_reason, stop_reason=reason, token_ids=[7, 7])
+        for reason in stop_reasons or (None,)
+    ]
+    return SimpleNamespace(prompt_token_ids=[1, 2, 3], outputs=answers)
 
 
 @pytest.mark.parametrize("reason", [TOO_SLOW, TOO_LARGE])
@@ -671,11 +680,30 @@ def test_a_grammar_that_an_engine_gives_up_is_the_fault_of_the_client(reason: st
     assert seen == ["refused", "left"]
 
 
+@pytest.mark.parametrize("other", [NO_ROOM, HAD_NO_TIME, DEAD_END])
+def test_a_grammar_that_is_too_slow_is_refused_whatever_ends_its_other_answers(other: str) -> None:
+    """The answers of a request take time from each other."""
+    seen: list[str] = []
+
+    async def outputs() -> AsyncIterator[Any]:
+        yield output("error", other, TOO_SLOW, other)
+
+    async def scene() -> None:
+        with pytest.raises(VLLMValidationError, match="too much CPU time"):
+            await anext(refusing(outputs(), lambda: seen.append("refused")))
+
+    asyncio.run(scene())
+    assert seen == ["refused"]
+
+
+@pytest.mark.parametrize(
+    "reason", [DEAD_END, TOO_SLOW, NO_ROOM, NOT_COMPILED, COMPILES_TOO_LONG, HAD_NO_TIME]
+)
 @pytest.mark.parametrize(
     ("begins", "has_begun", "counted"), [(0, False, (3, 2)), (1, False, (0, 2)), (0, True, (0, 2))]
 )
 def test_what_was_made_for_a_grammar_that_is_given_up_is_counted(
-    begins: int, has_begun: bool, counted: tuple[int, int]
+    begins: int, has_begun: bool, counted: tuple[int, int], reason: str
 ) -> None:
     """Its caller gets nothing of it; a prompt counts with the first output."""
     context = RequestContext()
@@ -683,12 +711,12 @@ def test_what_was_made_for_a_grammar_that_is_given_up_is_counted(
     async def outputs() -> AsyncIterator[Any]:
         for _ in range(begins):
             yield output(None)
-        yield output("error", DEAD_END)
+        yield output("error", reason)
 
     async def scene() -> None:
         REQUEST.set(context)
-        answer = refusing(outputs(), pytest.fail, has_begun=has_begun)
-        with pytest.raises(VLLMValidationError):
+        answer = refusing(outputs(), lambda: None, has_begun=has_begun)
+        with pytest.raises((VLLMValidationError, GracefulHTTPError)):
             _ = [one async for one in answer]
 
     asyncio.run(scene())

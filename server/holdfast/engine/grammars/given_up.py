@@ -30,6 +30,7 @@ _LATER = {
     # A trial needed at most half of that time.
     COMPILES_TOO_LONG: "The engine is too busy to compile the grammar. Try again later.",
 }
+_COUNTED = frozenset({DEAD_END, *_REFUSALS, *_LATER})
 _DEAD_END = "The answer reached a point where the grammar allows no token."
 
 
@@ -46,20 +47,22 @@ async def refusing(
     async with aclosing(outputs):
         async for output in outputs:
             reasons = {one.stop_reason for one in output.outputs if one.finish_reason == "error"}
-            if later := reasons & _LATER.keys():
-                with as_http_errors(current_request()):
-                    cause = _LATER[later.pop()]
-                    raise OverloadedError(cause, retry_after_seconds=RETRY_AFTER_SECONDS)
-            if reasons & {DEAD_END, *_REFUSALS}:
-                # Nothing else counts them: the caller does not get this output.
+            if reasons & _COUNTED:
+                # Nothing else counts them: the caller does not get this output. vLLM asks a grammar
+                # about the first token of an answer, so the engine has read the prompt.
                 prompt_tokens = 0 if has_begun else len(output.prompt_token_ids or ())
                 output_tokens = sum(len(one.token_ids) for one in output.outputs)
                 current_request().count_tokens(prompt_tokens, output_tokens)
-            if DEAD_END in reasons:
-                raise VLLMValidationError(_DEAD_END)
+            # First: the answers of a slow grammar take time from each other.
             if refused := reasons & _REFUSALS.keys():
                 refuse()
                 reason = _REFUSALS[refused.pop()]
                 raise VLLMValidationError(f"The grammar of the request is refused: {reason}.")
+            if DEAD_END in reasons:
+                raise VLLMValidationError(_DEAD_END)
+            if later := reasons & _LATER.keys():
+                with as_http_errors(current_request()):
+                    cause = _LATER[later.pop()]
+                    raise OverloadedError(cause, retry_after_seconds=RETRY_AFTER_SECONDS)
             has_begun = True
             yield output
