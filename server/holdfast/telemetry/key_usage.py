@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 DAY_SECONDS = 86_400
@@ -37,7 +37,7 @@ class KeyUsage:
 
     def __init__(
         self,
-        names: Callable[[], Iterable[str]] = tuple,
+        names: Callable[[], tuple[str, ...]] = tuple,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`names` returns the names of the keys that are valid now."""
@@ -45,6 +45,8 @@ class KeyUsage:
         self._clock = clock
         self._lock = threading.Lock()
         self._totals: dict[str, Used] = {}
+        self._admitted: tuple[str, ...] | None = None
+        """The valid names that were given places last."""
         self._days: dict[int, dict[str, Used]] = {}
         """What this process has counted."""
         self._earlier: dict[int, Mapping[str, Used]] = {}
@@ -98,11 +100,7 @@ class KeyUsage:
         At most `MAX_NAMES` keys have their own entry; the others are `OTHER`. A valid key takes the
         place of one that is no longer valid.
         """
-        names = tuple(self._names())
-        self._make_room(frozenset(names))
-        # A series must exist before its first increase, which an alert would not see otherwise.
-        for name in names:
-            self._total(name)
+        self._admit(self._names())
         return {name: replace(used) for name, used in list(self._totals.items())}
 
     def days(self) -> dict[int, dict[str, Used]]:
@@ -113,21 +111,32 @@ class KeyUsage:
         used = self._totals.get(name)
         if used is not None:
             return used
+        names = self._names()
+        if self._room <= 0 and names is not self._admitted:
+            self._admit(names)
         with self._lock:
-            is_full = self._room <= 0 and name not in self._totals
-            return self._totals.setdefault(OTHER if is_full else name, Used())
+            return self._place(name)
 
-    @property
-    def _room(self) -> int:
-        return MAX_NAMES - len(self._totals) + (OTHER in self._totals)
-
-    def _make_room(self, valid: frozenset[str]) -> None:
-        """Drop the oldest names of removed keys, as many as valid keys need places."""
+    def _admit(self, names: tuple[str, ...]) -> None:
+        """Give the valid names places, those of the oldest removed keys if there are no others."""
+        valid = frozenset(names)
         with self._lock:
             missing = len(valid - self._totals.keys()) - self._room
             removed = [name for name in self._totals if name not in valid and name != OTHER]
             for name in removed[: max(missing, 0)]:
                 del self._totals[name]
+            # A series must exist before its first increase, which an alert would not see otherwise.
+            for name in names:
+                self._place(name)
+            self._admitted = names
+
+    def _place(self, name: str) -> Used:
+        is_full = self._room <= 0 and name not in self._totals
+        return self._totals.setdefault(OTHER if is_full else name, Used())
+
+    @property
+    def _room(self) -> int:
+        return MAX_NAMES - len(self._totals) + (OTHER in self._totals)
 
     def _on(self, day: int, name: str) -> Used:
         by_name = self._days.get(day)

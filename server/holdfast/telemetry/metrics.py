@@ -353,7 +353,7 @@ METRICS: tuple[Metric, ...] = (
         "key_requests_total",
         "counter",
         "Requests of an API key that were passed to the engine, by the name of the key; names "
-        "beyond the first 200 count as other.",
+        "beyond 200 count as other.",
         ("key",),
     ),
     Metric(

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import ClassVar
+
 from holdfast.telemetry.key_usage import DAY_SECONDS, MAX_NAMES, OTHER, KeyUsage, Used
 from stub_engine import FakeClock
+
+
+class Names(tuple[str, ...]):
+    """Names of keys that count how often they are gone through."""
+
+    __slots__ = ()
+    readings: ClassVar[int] = 0
+
+    def __iter__(self) -> Iterator[str]:
+        Names.readings += 1
+        return super().__iter__()
 
 
 def test_each_key_has_its_own_counts() -> None:
@@ -24,7 +38,7 @@ def test_a_valid_key_has_counts_before_it_is_used() -> None:
 
 def test_names_beyond_the_bound_are_counted_together() -> None:
     """However many keys there are, and however often they change."""
-    usage = KeyUsage(lambda: (f"key {number}" for number in range(MAX_NAMES - 1)))
+    usage = KeyUsage(lambda: tuple(f"key {number}" for number in range(MAX_NAMES - 1)))
     usage.totals()
     for name in ("first", "second", "third"):
         usage.count(name, requests=1)
@@ -53,6 +67,34 @@ def test_a_removed_key_leaves_its_place_to_a_valid_one() -> None:
     valid[0] = "key 0"
     assert usage.totals()["key 0"] == Used()
     assert len(usage.totals()) == MAX_NAMES + 1
+
+
+def test_a_new_key_needs_no_scrape_to_take_the_place_of_a_removed_one() -> None:
+    """Its first requests would count as `other`, and an alert on its name would miss them."""
+    valid = [f"key {number}" for number in range(MAX_NAMES)]
+    usage = KeyUsage(lambda: tuple(valid))
+    for name in valid:
+        usage.count(name, requests=1)
+    usage.count("removed", requests=1)
+    valid[:3] = ["new", "newer"]
+    for name in ("removed", "key 0", "new", "newer", "key 2"):
+        usage.count(name, requests=1)
+    totals = usage.totals()
+    assert (totals["new"].requests, totals["newer"].requests) == (1, 1)
+    assert (totals["key 2"].requests, totals[OTHER].requests) == (2, 3)
+    assert len(totals) == MAX_NAMES + 1
+
+
+def test_names_beyond_the_bound_do_not_slow_down_what_is_counted() -> None:
+    """The names are gone through once after each change of the keys, not with each token."""
+    names = Names(f"key {number}" for number in range(MAX_NAMES + 2))
+    usage = KeyUsage(lambda: names)
+    usage.totals()
+    readings = Names.readings
+    for _ in range(10):
+        usage.count(f"key {MAX_NAMES + 1}", output_tokens=1)
+    assert Names.readings == readings
+    assert usage.totals()[OTHER].output_tokens == 10
 
 
 def test_a_new_day_begins_with_nothing() -> None:
