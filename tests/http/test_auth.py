@@ -273,10 +273,12 @@ def test_an_attempt_at_an_admin_route_names_who_made_it(caplog: pytest.LogCaptur
             guarded.ask("/admin/plain?x=1", headers=headers)
         guarded.ask("/pause", headers=_bearer(API))
     name = keys.api.name_of(API.encode())
-    client, stranger = [one.message for one in caplog.records if one.name == "holdfast.admin"]
+    messages = [one.message for one in caplog.records if one.name == "holdfast.admin"]
+    client, stranger, operator = messages
     assert client.startswith(f"admin '/admin/plain' by {name}: refused with 403: This route")
     assert stranger.startswith("admin '/admin/plain' by an unknown client at 127.0.0.1: refused ")
     assert "refused with 401: This route" in stranger
+    assert operator.startswith(f"admin '/pause' by {name}: refused with 403: This route")
     requests = [one.message for one in caplog.records if one.name == "holdfast.requests"]
     assert [f"key={name}" in line for line in requests] == [True, False, False, True]
 

@@ -181,8 +181,7 @@ class KeyCheck:
         path = route_path(scope["path"], self._root_path)
         if needs_admin_key(path):
             refusal = self._admin_refusal(scope)
-            has_routes = not self._keys.admin.is_empty
-            if refusal is not None and has_routes and not is_for_operators(path):
+            if refusal is not None and not self._keys.admin.is_empty:
                 self._note_attempt(scope, path, refusal)
             return refusal
         # Our own routes have no WebSocket, so these paths are open for HTTP only.
