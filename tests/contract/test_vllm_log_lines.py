@@ -1,15 +1,19 @@
-"""What vLLM logs of a request has a bound, and so has what it keeps of it."""
+"""What vLLM logs of a request is bounded and commands no terminal; what it keeps is bounded."""
 
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm import logger as vllm_logger
 from vllm.entrypoints.openai.chat_completion import protocol
-from vllm.logging_utils import NewLineFormatter
+from vllm.logging_utils import ColoredFormatter, NewLineFormatter
 
 from holdfast.patches import log_lines
 from holdfast.patches.log_lines import (
@@ -17,7 +21,9 @@ from holdfast.patches.log_lines import (
     MAX_CHARACTERS,
     MAX_VARIANTS,
     bound_log_lines,
+    escape_controls,
 )
+from holdfast.workspace.plan import SPEC_VARIABLE, WorkspaceSpec
 
 LINE = "%(levelname)s [%(fileinfo)s:%(lineno)d] %(message)s"
 LOGGER = logging.getLogger("vllm.tests")
@@ -137,3 +143,74 @@ def test_other_loggers_are_left_alone() -> None:
         "uvicorn.access", logging.INFO, "", 0, "%s", ("x" * 100_000,), None
     )
     assert record.args == ("x" * 100_000,)
+
+
+QUOTED = "role \x1b]0;owned\x07\x9b2J\r\x00"
+SHOWN = r"role \x1b]0;owned\x07\x9b2J\r\x00"
+
+
+@pytest.fixture
+def _without_controls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As each process of a server has it, twice if it configures its log again."""
+    monkeypatch.setattr(NewLineFormatter, "format", NewLineFormatter.format)
+    escape_controls()
+    escape_controls()
+
+
+def record_of(error: Exception | None = None) -> logging.LogRecord:
+    given = (type(error), error, None) if error is not None else None
+    return logging.LogRecord("vllm.x", logging.ERROR, "x.py", 1, "a %s\nb", (QUOTED,), given)
+
+
+@pytest.mark.usefixtures("_without_controls")
+def test_a_line_of_vllm_commands_no_terminal() -> None:
+    """A client is quoted in the message, in its arguments or in a traceback; lines stay lines."""
+    formatter = NewLineFormatter("%(levelname)s %(message)s")
+    assert formatter.format(record_of()) == f"ERROR a {SHOWN}\r\nERROR b"
+    assert formatter.format(record_of(ValueError(QUOTED))).endswith(f"ValueError: {SHOWN}")
+    quiet = record_of()
+    quiet.exc_text = f"ValueError: {QUOTED}"
+    assert formatter.format(quiet).endswith(f"ValueError: {SHOWN}")
+
+
+ENGINE_PROCESS = """
+import logging
+from vllm import logger
+from holdfast.worker.plugin import register
+logger._configure_vllm_root_logger()
+register()
+logging.getLogger("vllm.holdfast").warning("%s", "one \\x1b]0;owned")
+try:
+    raise ValueError("two \\x1b]0;owned")
+except ValueError:
+    logging.getLogger("vllm.x").exception("failed")
+"""
+
+
+def test_a_process_of_an_engine_commands_no_terminal(tmp_path: Path) -> None:
+    """Nor in the line that stands for a traceback."""
+    WorkspaceSpec(str(tmp_path), 1, 0, 0.0, "deny", None).write(tmp_path / "spec.json")
+    variables = os.environ | {SPEC_VARIABLE: str(tmp_path / "spec.json"), "NO_COLOR": "1"}
+    command = [sys.executable, "-c", ENGINE_PROCESS]
+    ran = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert "one \\x1b]0;owned" in ran.stdout
+    assert "failed (ValueError: two \\x1b]0;owned)" in ran.stdout
+    assert "\x1b" not in ran.stdout
+
+
+@pytest.mark.usefixtures("_without_controls")
+def test_the_colours_of_vllm_stay() -> None:
+    """The terminal obeys its formatter, and the record is for other handlers as it was."""
+    record = record_of(ValueError(QUOTED))
+    line = ColoredFormatter("%(levelname)s %(message)s").format(record)
+    assert line.startswith(f"\x1b[31mERROR\x1b[0m a {SHOWN}\r\n")
+    assert QUOTED not in line
+    assert (record.getMessage(), record.exc_text) == (f"a {QUOTED}\nb", None)
+
+
+@pytest.mark.usefixtures("_without_controls")
+def test_a_message_whose_arguments_do_not_fit_is_still_left_to_its_handler() -> None:
+    """As without this."""
+    record = logging.LogRecord("vllm.x", logging.ERROR, "x.py", 1, "%d", ("x",), None)
+    with pytest.raises(TypeError, match="number"):
+        NewLineFormatter("%(message)s").format(record)

@@ -74,6 +74,19 @@ def test_nothing_is_wrong_with_the_sound_model(tmp_path: Path, model: Path) -> N
     configure(settings, tmp_path, lambda: State.STARTING, NativeVariables(None, ()))
 
 
+def test_vllm_commands_no_terminal_in_the_front_end(tmp_path: Path, sound: Path) -> None:
+    """Whichever of its loggers quotes a client."""
+    from vllm.logging_utils import NewLineFormatter
+
+    from holdfast.engine.launch.configure import configure
+    from holdfast.patches.patch import is_replaced, original
+
+    NewLineFormatter.format = original(NewLineFormatter, "format")
+    settings = parse_serve([str(sound), *TINY], {})
+    configure(settings, tmp_path, lambda: State.STARTING, NativeVariables(None, ()))
+    assert is_replaced(NewLineFormatter, "format")
+
+
 @pytest.mark.parametrize(("given", "is_on"), [((), True), (("--continue-streams=off",), False)])
 def test_continue_streams_reaches_the_proxy(
     tmp_path: Path, sound: Path, given: tuple[str, ...], *, is_on: bool

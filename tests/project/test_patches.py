@@ -21,6 +21,7 @@ SERVER = Path(__file__).parents[2] / "server"
 WITHOUT_NUMBER = {
     # They gain something other than speed.
     "engine.requests.continuation.restore",
+    "patches.log_lines.escape_controls",
     "patches.continued.resume_answers",
     "worker.crash_records.record_causes",
     "worker.ipc_names.name_ipc_after",

@@ -281,6 +281,13 @@ PATCHES: tuple[Patch, ...] = (
         seen_in="vLLM 0.32, 0.33 with Python 3.11 to 3.13",
     ),
     Patch(
+        "patches.log_lines.escape_controls",
+        "engine",
+        ("vllm.logging_utils:NewLineFormatter.format",),
+        "errors quote clients, who could send commands to the terminal that shows the log",
+        is_guarantee=False,
+    ),
+    Patch(
         "patches.templates.refuse_templates",
         "front end",
         (f"{_DECISIONS}.protocol:{_READ} or vllm.entrypoints.openai.decisions.strategies:{_READ}",),

@@ -1,4 +1,4 @@
-"""Bounds what vLLM's loggers write and keep of what clients send.
+"""Bounds what vLLM's loggers write and keep of what clients send, and lets it command no terminal.
 
 vLLM logs model names, types of content and errors as they came in. Its formatter begins each line
 of a message with a prefix, so 31 MB of newlines are 2 GB in the log; what it logs only once it
@@ -8,11 +8,14 @@ keeps, up to 128 such texts (`NewLineFormatter`, `_print_warning_once`, 0.32, 0.
 from __future__ import annotations
 
 import logging
+from copy import copy
 from typing import Any
 
 from vllm import logger as vllm_logger
 
-from holdfast.patches.patch import is_replaced, replace
+from holdfast.patches import fits
+from holdfast.patches.patch import is_replaced, original, replace
+from holdfast.telemetry.logs import without_controls
 
 MAX_CHARACTERS = 16 * 1024
 """The longest message, and the longest traceback: vLLM logs whole chat templates."""
@@ -43,6 +46,30 @@ def bound_log_lines() -> None:
     for name, level in _LEVELS.items():
         if not is_replaced(vllm_logger, name):
             replace(vllm_logger, name, _Once(level))
+
+
+def escape_controls() -> None:
+    """Have vLLM's formatters of this process show what a terminal would obey; idempotent.
+
+    The colours that they add stay. A formatter of the operator's own is left alone.
+    """
+    if not fits("patches.log_lines.escape_controls"):
+        return
+    from vllm.logging_utils import NewLineFormatter  # noqa: PLC0415 - it may be missing
+
+    write = original(NewLineFormatter, "format")
+
+    def escaped(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+        record = copy(record)  # the handlers after this one get it too
+        record.msg, record.args = without_controls(record.getMessage()), ()
+        traceback = record.exc_text
+        if record.exc_info and not traceback:
+            traceback = formatter.formatException(record.exc_info)
+        record.exc_text = traceback and without_controls(traceback)
+        line: str = write(formatter, record)
+        return line
+
+    replace(NewLineFormatter, "format", escaped)
 
 
 class _ShortRecords:

@@ -77,9 +77,11 @@ def _install(spec: WorkspaceSpec) -> None:
     from vllm.v1.worker import workspace  # noqa: PLC0415 - vLLM loads this module
     from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415 - as above
 
+    from holdfast.patches.log_lines import escape_controls  # noqa: PLC0415 - imports vLLM
     from holdfast.workspace.manager import WorkspaceManager  # noqa: PLC0415 - imports vLLM
 
     check("engine")
+    escape_controls()
     # `init_workspace_manager` looks the class up at call time, so this reaches every caller.
     workspace.WorkspaceManager = WorkspaceManager
     if not hasattr(WorkerWrapperBase, "holdfast_hooks"):

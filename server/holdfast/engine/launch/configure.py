@@ -30,6 +30,7 @@ from holdfast.lifecycle.states import SERVING, State
 from holdfast.nodes.generations import NodeGenerations
 from holdfast.nodes.listener import NodePort
 from holdfast.patches import front_end
+from holdfast.patches.log_lines import escape_controls
 from holdfast.patches.media_cache import keep_media_in_front_end
 from holdfast.patches.tool_calls import Count as CountToolCall
 from holdfast.processes import tree
@@ -97,6 +98,7 @@ def configure(
     unsupported.check_variables(os.environ)
     namespace = vllm_arguments.parse(settings)
     vllm_arguments.configure_logging(namespace)
+    escape_controls()
     if settings.listen.log_level != "debug":
         shorten_tracebacks(lambda: state() not in SERVING)
     engine_arguments = vllm_arguments.engine_arguments(namespace)
