@@ -21,7 +21,7 @@ LEAST_SHARE_SECONDS = 5.0
 """The least of that time that a group gets while as much is left: with a share that is shorter than
 a step, no suspect of many would pass."""
 MOST_OVERTIME = 2.0
-"""How many times as long as they may take trials do take at most, but for the last step."""
+"""No trial begins once all have taken this many times as long as they may."""
 
 OF_NO_REQUEST: frozenset[DeathCause] = frozenset({"requested", "node_lost"})
 """Causes that say nothing of any request."""
