@@ -386,10 +386,18 @@ class OpenAIDouble(Starlette):
             values[-1] = None
         most = -0.1 if self.defect == "a greedy token that is not the likeliest" else -0.5
         if is_chat:
-            top = [{"token": "a", "logprob": most}, {"token": "b", "logprob": -2.0}]
-            return {"content": [{"logprob": one, "top_logprobs": top} for one in values]}
+            other = _alternative("b", -2.0)
+            return {
+                "content": [
+                    {
+                        **_alternative(token, value),
+                        "top_logprobs": [_alternative(token, most), other],
+                    }
+                    for token, value in zip(tokens, values, strict=False)
+                ]
+            }
         return {
-            "tokens": list(tokens),
+            "tokens": list(tokens)[: len(values)],
             "token_logprobs": values,
             "top_logprobs": [{"a": most, "b": -2.0} for _ in values],
         }
@@ -503,6 +511,10 @@ class OpenAIDouble(Starlette):
         if number == 1 and self.defect == "bytes that are not UTF-8":
             return b"data: \xf0\x9f\n\n"
         return f"data: {text}\n\n".encode()
+
+
+def _alternative(token: str, value: float | None) -> Body:
+    return {"token": token, "logprob": value, "bytes": list(token.encode())}
 
 
 def _typed(events: Iterator[Body], *, has_names: bool = True) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
@@ -586,6 +586,156 @@ def test_other_servers_are_not_asked_for_vllms_penalties() -> None:
     app = Penalizing().owned_by("somebody")
     (made,) = results(app, LOGPROBS).values()
     assert made.status is CheckStatus.FAILED, made.reason
+
+
+class Told(OpenAIDouble):
+    """Tells something else of the tokens of an answer, or answers with another text."""
+
+    def __init__(self, tell: Callable[[Body], object], text: str = "") -> None:
+        super().__init__(known={"Count": text} if text else {})
+        self._tell = tell
+
+    def _logprobs(self, tokens: Sequence[str], *, is_chat: bool) -> Body:
+        told = super()._logprobs(tokens, is_chat=is_chat)
+        for entry in told["content"] if is_chat else [told]:
+            self._tell(entry)
+        return told
+
+
+def _tell_in_chats(**fields: object) -> Callable[[Body], object]:
+    return lambda told: told.update(fields if "top_logprobs" in told and "token" in told else {})
+
+
+def _tell_in_completions(**fields: object) -> Callable[[Body], object]:
+    return lambda told: told.update(
+        {name: [one] * len(told["top_logprobs"]) for name, one in fields.items()}
+        if "tokens" in told
+        else {}
+    )
+
+
+OTHER = {"token": "WRONG", "bytes": [1]}
+LESS, MORE = {"token": "x", "logprob": -2.0}, {"token": "y", "logprob": -0.5}
+
+
+@pytest.mark.parametrize(
+    ("tell", "reason"),
+    [
+        (_tell_in_chats(**OTHER), "its tokens do not spell the answer, but 'WRON"),
+        (_tell_in_chats(bytes=[0x78]), "its tokens do not spell the answer, but 'xxxxxxxx'"),
+        (_tell_in_chats(bytes=[256]), "the bytes of a token are not bytes"),
+        (_tell_in_chats(token=None), "token is null and not str"),
+        (_tell_in_chats(top_logprobs=[]), "at position 0, no most likely tokens are listed"),
+        (_tell_in_chats(top_logprobs=[LESS, MORE]), "at position 0, the most likely tokens do not"),
+        (
+            _tell_in_chats(top_logprobs=[MORE, {"token": "x", "logprob": None}]),
+            "at position 0, a log-probability of the most likely tokens is not a finite number",
+        ),
+        (_tell_in_chats(logprob=-0.001), "at position 0, the greedy token has -0.001, and the"),
+        (_tell_in_completions(tokens="WRONG"), "its tokens do not spell the answer, but 'WRONG"),
+        (_tell_in_completions(tokens=1), "[0] is int and not str"),
+        (_tell_in_completions(token_logprobs=-0.001), "at position 0, the greedy token has -0.001"),
+        (_tell_in_completions(top_logprobs={}), "at position 0, no most likely tokens are listed"),
+        (lambda told: told.update(tokens=[]), "logprobs has 0 tokens, 8 token_logprobs and 8"),
+        (lambda told: told.pop("tokens", None), "tokens is missing"),
+    ],
+)
+def test_what_is_told_of_a_token_has_to_be_right(
+    tell: Callable[[Body], object], reason: str
+) -> None:
+    """Its text, its log-probability and what is told of the most likely tokens."""
+    (made,) = results(Told(tell), LOGPROBS).values()
+    assert made.status is CheckStatus.FAILED
+    assert made.reason.startswith(reason)
+
+
+def _broken(token: str) -> str:
+    """As a decoder that sees each token alone spells parts of a character."""
+    return token.encode("ascii", "replace").decode().replace("?", "\N{REPLACEMENT CHARACTER}")
+
+
+def _in_parts(told: Body) -> None:
+    """Break every character that is not ASCII, as vLLM and SGLang do if tokens share it."""
+    if "token" in told:
+        token = _broken(told["token"])
+        told.update(token=token, bytes=list(token.encode()))
+    elif "tokens" in told:
+        told["tokens"] = [_broken(token) for token in told["tokens"]]
+
+
+def _escaped(told: Body) -> None:
+    """Spell what is not ASCII by its bytes, as OpenAI does if tokens share a character."""
+    if "token" in told:
+        told["token"] = bytes(told["bytes"]).decode("ascii", "backslashreplace")
+
+
+def _without_spaces(told: Body) -> None:
+    """Spell tokens as a decoder of SentencePiece does that sees each token alone."""
+    if "token" in told:
+        token = told["token"].strip()
+        told.update(token=token, bytes=list(token.encode()))
+    elif "tokens" in told:
+        told["tokens"] = [one.strip() for one in told["tokens"]]
+
+
+def _as_ids(told: Body) -> None:
+    """Spell tokens as vLLM does with `--return-tokens-as-token-ids`."""
+    if "token" in told:
+        told.update({"token": "token_id:1"})
+    elif "tokens" in told:
+        told["tokens"] = ["token_id:1" for _ in told["tokens"]]
+
+
+def _collapsed(told: Body) -> None:
+    """Have two most likely tokens of one spelling, and so one entry, with the smaller number."""
+    if "tokens" in told:
+        told["top_logprobs"] = [{"a": -2.0} for _ in told["top_logprobs"]]
+
+
+@pytest.mark.parametrize(
+    "tell", [_in_parts, _escaped, _without_spaces, _as_ids, _collapsed, lambda _told: None]
+)
+def test_tokens_may_be_spelled_in_several_ways(tell: Callable[[Body], object]) -> None:
+    """What sound servers tell of them passes."""
+    (made,) = results(Told(tell, " fünf, six, seven 🙂 and eight"), LOGPROBS).values()
+    assert made.status is CheckStatus.PASSED, made.reason
+
+
+def _without_parts(told: Body) -> None:
+    """Leave out tokens that are parts of no character, as vLLM does."""
+    if "token" in told and not told["token"].isascii():
+        told.update({"token": "", "bytes": []})
+    elif "tokens" in told:
+        told["tokens"] = [token if token.isascii() else "" for token in told["tokens"]]
+
+
+def test_tokens_of_a_broken_text_are_not_read() -> None:
+    """A model may write bytes that are not a character, and servers differ in how they tell it."""
+    app = Told(_without_parts, "five\N{REPLACEMENT CHARACTER}, x")
+    (made,) = results(app, LOGPROBS).values()
+    assert made.status is CheckStatus.PASSED, made.reason
+
+
+class Marked(OpenAIDouble):
+    """Leaves marks of thoughts and of the end out of the text, and adds one that it has not."""
+
+    def _logprobs(self, tokens: Sequence[str], *, is_chat: bool) -> Body:
+        return super()._logprobs(["<|begin|>", *tokens[1:-1], "<|end|>"], is_chat=is_chat)
+
+    def _choice(self, index: int, made: Generated, body: Body, *, is_chat: bool) -> Body:
+        choice = super()._choice(index, made, body, is_chat=is_chat)
+        said = "".join(made.tokens[1:-1])
+        if is_chat:
+            choice["message"]["content"] = f"<think>\n{said}"
+        else:
+            choice["text"] = said
+        return choice
+
+
+def test_tokens_may_spell_more_than_the_answer() -> None:
+    """Special tokens are not in the text."""
+    (made,) = results(Marked(), LOGPROBS).values()
+    assert made.status is CheckStatus.PASSED, made.reason
 
 
 OF_VLLM = ("/version", "/statusz")

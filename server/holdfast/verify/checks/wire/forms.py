@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
-from holdfast.verify.answers import dig, dig_or
+from holdfast.verify.answers import MalformedError, dig, dig_or, excerpt
 from holdfast.verify.check import Check
 from holdfast.verify.checks.asking import PROMPT, judge_each
 from holdfast.verify.scoring import NO_PENALTIES
-from holdfast.verify.target import PATIENT_SECONDS, Answer
-from holdfast.verify.trial import CHAT, MODELS, InconclusiveError, SkippedError, Trial
+from holdfast.verify.target import PATIENT_SECONDS, THOUGHT_BEGINS, Answer
+from holdfast.verify.trial import CHAT, MODELS, SkippedError, Trial
 
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
 _CHOICES = 2
@@ -20,6 +22,13 @@ _TOP = 2
 _TOKENS = 8
 _OK, _REFUSED = 200, range(400, 500)
 _ROUNDING = 1e-6
+_TOLD_APART = 0.01
+"""How far the same log-probability may differ in two places: one may have fewer digits."""
+_SPELLED_AS_ID = "token_id:"
+"""How vLLM spells every token with `--return-tokens-as-token-ids`."""
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+_SHOWN = 80
+"""Characters of the tokens, in a fault."""
 
 
 async def chat(trial: Trial) -> None:
@@ -126,36 +135,131 @@ async def _judge_logprobs(trial: Trial, path: str, body: dict[str, Any]) -> None
         trial.require(
             len(found) == tokens, f"{len(found)} log-probabilities for {tokens} tokens", answer
         )
-        for position, (sampled, most) in enumerate(found):
-            is_one = math.isfinite(sampled) and sampled <= _ROUNDING
-            said = f"the log-probability at position {position} is {sampled}"
-            trial.require(is_one, said, answer)
-            said = f"the greedy token at position {position} is not the likeliest"
-            trial.require(sampled >= most - _ROUNDING, said, answer)
+        for position, told in enumerate(found):
+            for fault in _faults_of(told):
+                trial.blame(f"at position {position}, {fault}", answer)
+        _require_spelling(trial, answer, found)
 
 
-def _chat_logprobs(answer: Answer) -> list[tuple[float, float]]:
-    """For each token its log-probability, and the greatest of all."""
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """What an answer tells of one of its tokens."""
+
+    token: str
+    spelled: bytes | None
+    """The token's own bytes, which may be a part of a character; None if they are not told."""
+    sampled: float
+    most_likely: Sequence[float]
+    """The greatest log-probabilities."""
+    is_in_order: bool
+    """Whether these begin with the greatest, where they have an order."""
+
+
+def _faults_of(told: _Position) -> Iterator[str]:
+    """What is wrong with the numbers of a greedy token."""
+    is_one = math.isfinite(told.sampled) and told.sampled <= _ROUNDING
+    if not is_one:
+        yield f"the log-probability is {told.sampled}"
+    if not told.most_likely:
+        yield "no most likely tokens are listed"
+        return
+    if not all(map(math.isfinite, told.most_likely)):
+        yield "a log-probability of the most likely tokens is not a finite number"
+        return
+    most = max(told.most_likely)
+    if is_one and told.sampled < most - _ROUNDING:
+        yield "the greedy token is not the likeliest"
+    # Two tokens of one spelling have one entry in the object of a completion.
+    is_complete = len(told.most_likely) >= _TOP
+    if is_one and is_complete and told.sampled > most + _TOLD_APART:
+        yield f"the greedy token has {told.sampled}, and the likeliest one {most}"
+    if not told.is_in_order:
+        yield "the most likely tokens do not begin with the likeliest"
+
+
+def _require_spelling(trial: Trial, answer: Answer, found: Sequence[_Position]) -> None:
+    """Blame tokens that the answer cannot consist of.
+
+    The tokens may spell more: marks around thoughts, and the end. Some servers spell tokens without
+    the spaces before them, or cannot spell parts of a character.
+    """
+    said = answer.content().strip().removeprefix(THOUGHT_BEGINS)  # some servers add it
+    if _BROKEN in said:  # and vLLM leaves what it cannot decode out of the tokens
+        return
+    spelled = "".join(told.token for told in found)
+    is_spelled = _spells(spelled, filter(_is_plain, said))
+    parts = [told.spelled for told in found if told.spelled is not None]
+    text = b"".join(parts).decode("utf-8", "replace")
+    if len(parts) == len(found) and _BROKEN not in text:
+        spelled = text if is_spelled else spelled
+        is_spelled = is_spelled and _spells(text, (one for one in said if not one.isspace()))
+    are_ids = any(told.token.startswith(_SPELLED_AS_ID) for told in found)
+    wrong = f"its tokens do not spell the answer, but {excerpt(spelled, _SHOWN)!r}"
+    trial.require(is_spelled or are_ids, wrong, answer)
+
+
+def _spells(spelled: str, characters: Iterable[str]) -> bool:
+    """Whether the characters come in the text in their order."""
+    left = iter(spelled)
+    return all(one in left for one in characters)
+
+
+def _is_plain(character: str) -> bool:
+    """Whether it is printed, and a token of its own or whole in one."""
+    return "!" <= character <= "~"
+
+
+def _chat_logprobs(answer: Answer) -> list[_Position]:
+    """What a chat tells, token by token."""
     entries = dig(answer.document, "choices", 0, "logprobs", "content", kind=list)
-    return [
-        (
-            _number(entry, "logprob"),
-            max(_number(one, "logprob") for one in dig(entry, "top_logprobs", kind=list)),
-        )
-        for entry in entries
-    ]
+    return [_position_of(entry) for entry in entries]
 
 
-def _completion_logprobs(answer: Answer) -> list[tuple[float, float]]:
-    """As `_chat_logprobs`."""
+def _position_of(entry: Any) -> _Position:
+    most_likely = [_number(one, "logprob") for one in dig(entry, "top_logprobs", kind=list)]
+    is_in_order = all(
+        one >= following - _TOLD_APART
+        for one, following in pairwise(most_likely)
+        if math.isfinite(one) and math.isfinite(following)
+    )
+    token, sampled = dig(entry, "token", kind=str), _number(entry, "logprob")
+    return _Position(token, _bytes_of(entry), sampled, most_likely, is_in_order)
+
+
+def _bytes_of(entry: Any) -> bytes | None:
+    """The bytes of a token.
+
+    Raises:
+        MalformedError: they are not a list of bytes.
+    """
+    if entry.get("bytes") is None:
+        return None
+    try:
+        return bytes(dig(entry, "bytes", kind=list))
+    except (TypeError, ValueError):
+        raise MalformedError("the bytes of a token are not bytes") from None
+
+
+def _completion_logprobs(answer: Answer) -> list[_Position]:
+    """As `_chat_logprobs`; an object has no order."""
     found = dig(answer.document, "choices", 0, "logprobs", kind=dict)
+    tokens: Sequence[Any] = dig(found, "tokens", kind=list)
     sampled: Sequence[Any] = dig(found, "token_logprobs", kind=list)
     tops: Sequence[Any] = dig(found, "top_logprobs", kind=list)
-    if len(sampled) != len(tops):
-        raise InconclusiveError("`top_logprobs` and `token_logprobs` differ in length")
+    if not len(tokens) == len(sampled) == len(tops):
+        raise MalformedError(
+            f"logprobs has {len(tokens)} tokens, {len(sampled)} token_logprobs and "
+            f"{len(tops)} top_logprobs"
+        )
     return [
-        (_as_float(one), max(map(_as_float, top.values())))
-        for one, top in zip(sampled, tops, strict=True)
+        _Position(
+            dig(tokens, at, kind=str),
+            None,
+            _as_float(sampled[at]),
+            [_as_float(one) for one in dig(tops, at, kind=dict).values()],
+            is_in_order=True,
+        )
+        for at in range(len(tokens))
     ]
 
 
@@ -188,6 +292,7 @@ CHECKS = (
         "logprobs",
         "wire",
         logprobs,
-        "Every token has one finite log-probability, and greedy tokens have the greatest.",
+        "Every token has its text and one finite log-probability, and greedy tokens have the "
+        "greatest.",
     ),
 )
