@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from double_defects import Defect
 from double_limits import AlternatingDouble
@@ -18,7 +18,7 @@ from double_model import Generated, tokens_of
 from holdfast.verify import packages
 from holdfast.verify.baseline import Baseline, Score
 from holdfast.verify.checks import tools
-from holdfast.verify.checks.tools import parser, replay, schemas
+from holdfast.verify.checks.tools import asking, parser, replay, schemas
 from holdfast.verify.checks.tools.calls import Call, Turn, as_read
 from holdfast.verify.checks.tools.keywords import MAKERS, Case, cases
 from holdfast.verify.checks.tools.scenes import all_functions, all_scenes, triggers
@@ -90,6 +90,110 @@ def test_both_ways_of_an_answer_have_to_say_that_it_ends_with_calls() -> None:
     asked = [one.request.body or {} for one in made.warnings if one.request]
     assert [body.get("stream", False) for body in asked] == [False, True] * 2
     assert not any("tool_choice" in body for body in asked)
+
+
+class Ending(OpenAIDouble):
+    """Ends answers with calls, or those without, by a reason of its own."""
+
+    def __init__(self, reason: str, *, calls: bool, demanded: bool) -> None:
+        super().__init__()
+        self._reason, self._calls, self._demanded = reason, calls, demanded
+
+    async def _chat(self, request: Request) -> Response:
+        body = await request.json()
+        answer = await super()._chat(request)
+        is_meant = ("tool_choice" in body) is self._demanded and body.get("tools")
+        if is_meant and isinstance(answer, JSONResponse):
+            told = json.loads(bytes(answer.body))
+            self._end(told, has_calls="tool_calls" in told["choices"][0]["message"])
+            return JSONResponse(told)
+        if is_meant and isinstance(answer, StreamingResponse):
+            parts = [part async for part in answer.body_iterator]
+            events = [part if isinstance(part, str) else bytes(part).decode() for part in parts]
+            has_calls = any('"tool_calls": [' in event for event in events)
+            return StreamingResponse(
+                (self._ended(event, has_calls=has_calls) for event in events),
+                media_type=answer.media_type,
+            )
+        return answer
+
+    def _ended(self, event: str, *, has_calls: bool) -> str:
+        if "[DONE]" in event:
+            return event
+        told = json.loads(event.removeprefix("data: "))
+        self._end(told, has_calls=has_calls)
+        return f"data: {json.dumps(told)}\n\n"
+
+    def _end(self, told: Body, *, has_calls: bool) -> None:
+        for choice in told["choices"]:
+            if has_calls is self._calls and choice.get("finish_reason"):
+                choice["finish_reason"] = self._reason
+
+
+@pytest.mark.parametrize(
+    ("app", "status", "said"),
+    [
+        (
+            Ending("tool_calls", calls=False, demanded=False),
+            CheckStatus.FAILED,
+            "an answer without a call ends by tool_calls",
+        ),
+        (
+            Ending("function_call", calls=False, demanded=False),
+            CheckStatus.FAILED,
+            "an answer without a call ends by function_call",
+        ),
+        (
+            Ending("length", calls=True, demanded=False),
+            CheckStatus.FAILED,
+            "an answer with calls that nothing cut ends by length",
+        ),
+        (
+            Ending("content_filter", calls=True, demanded=True),
+            CheckStatus.FAILED,
+            "an answer with calls that nothing cut ends by content_filter",
+        ),
+        (Ending("tool_calls", calls=True, demanded=True), CheckStatus.PASSED, ""),
+        (Ending("stop", calls=True, demanded=True), CheckStatus.PASSED, ""),
+        (Ending("length", calls=False, demanded=False), CheckStatus.PASSED, ""),
+    ],
+)
+def test_an_answer_ends_by_a_reason_that_fits_its_calls(
+    app: Ending, status: CheckStatus, said: str
+) -> None:
+    """At once and as a stream: clients run functions, or do not, by what the reason says."""
+    (made,) = results(app, FORM).values()
+    assert made.status is status, made.reason
+    assert {one.what for one in made.faults} == ({said} if said else set())
+    asked = [one.request.body or {} for one in made.faults if one.request]
+    ways = {body.get("stream", False) for body in asked}
+    assert ways == ({False, True} if said else set())
+
+
+def test_a_call_that_was_cut_may_end_by_length() -> None:
+    """Though it is whole by then."""
+
+    class Cut(Ending):
+        def _end(self, told: Body, *, has_calls: bool) -> None:
+            super()._end(told, has_calls=has_calls)
+            if told.get("usage"):
+                told["usage"]["completion_tokens"] = asking.ANSWER_TOKENS
+
+    (made,) = results(Cut("length", calls=True, demanded=False), FORM).values()
+    assert made.status is CheckStatus.PASSED, made.reason
+
+
+def test_a_demand_that_ends_without_a_call_is_warned_of() -> None:
+    """vLLM says tool_calls where a thinking model ends in its thoughts."""
+
+    class Ended(Ending):
+        async def _body(self, request: Request) -> Body:
+            body = await super()._body(request)
+            return {**body, "tool_choice": "none"} if "tool_choice" in body else body
+
+    (made,) = results(Ended("tool_calls", calls=False, demanded=True), FORM).values()
+    assert made.status is CheckStatus.WARNED
+    assert {one.what for one in made.warnings} == {"an answer without a call ends by tool_calls"}
 
 
 class Unforced(OpenAIDouble):

@@ -117,6 +117,14 @@ def _canonical(arguments: str) -> str:
         return arguments
 
 
+def is_object(arguments: str) -> bool:
+    """Whether arguments are as they have to be: a JSON object."""
+    try:
+        return isinstance(read_json(arguments), dict)
+    except MalformedError:
+        return False
+
+
 def is_cut(answer: Answer | StreamedAnswer, body: Mapping[str, Any]) -> bool:
     """Whether `max_tokens` ended it; a server may say `tool_calls` all the same."""
     written = dig(answer.usage(), "completion_tokens", kind=int)

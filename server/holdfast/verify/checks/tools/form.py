@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import Check
 from holdfast.verify.checks.tools.asking import ANSWER_TOKENS, MARKUP, is_chosen, taken
 from holdfast.verify.checks.tools.calls import (
+    Turn,
     as_read,
     is_cut,
+    is_object,
     merge,
     raw_calls,
     streamed_turn,
@@ -19,6 +22,9 @@ from holdfast.verify.checks.twins import compare
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import CHAT, SkippedError, Trial
+
+_CALLING = ("tool_calls", "function_call")
+"""The finish reasons that tell a client to run functions."""
 
 
 async def form(trial: Trial) -> None:
@@ -32,16 +38,14 @@ async def form(trial: Trial) -> None:
         with trial.demanding_form(whole):
             seen += len(raw_calls(whole))
             _judge_whole(trial, whole)
-            if raw_calls(whole) and is_chosen(body):
-                _judge_end(trial, whole.finish_reason(), whole)
+            _judge_end(trial, body, whole_turn(whole), whole)
         stream = await trial.stream(CHAT, body)
         with trial.demanding_form(stream):
             merged = merge(stream)
             for fault in merged.faults:
                 trial.blame(fault, stream)
             _judge_ids(trial, [call.identity for call in merged.calls.values()], stream)
-            if merged.calls and is_chosen(body):
-                _judge_end(trial, stream.said().finish_reason, stream)
+            _judge_end(trial, body, streamed_turn(stream), stream)
     _require_calls(seen)
     trial.measure("calls", seen)
 
@@ -96,12 +100,28 @@ def _judge_ids(trial: Trial, ids: Sequence[str], answer: Answer | StreamedAnswer
     trial.require(len(set(ids)) == len(ids), "two calls have the same id", answer)
 
 
-def _judge_end(trial: Trial, reason: str, answer: Answer | StreamedAnswer) -> None:
-    """Note calls that end by `stop`, which is right only where a function was demanded."""
-    if reason == "stop":
+def _judge_end(
+    trial: Trial, body: Mapping[str, Any], turn: Turn, answer: Answer | StreamedAnswer
+) -> None:
+    """Note a finish reason by which a client would do the wrong thing next.
+
+    `stop` is right where a function was demanded. vLLM says `tool_calls` where any is required,
+    even if the model ends without a call in its thoughts.
+    """
+    reason = turn.finish_reason
+    if not turn.calls:
+        note = trial.blame if is_chosen(body) else trial.warn
+        if reason in _CALLING:
+            note(f"an answer without a call ends by {reason}", answer)
+    elif reason == "stop":
         note = trial.blame if trial.server.is_vllm else trial.warn
         said = "an answer whose calls the model chose to make ends by stop, and not by tool_calls"
-        note(said, answer)
+        if is_chosen(body):
+            note(said, answer)
+    elif reason != "tool_calls":
+        is_whole = all(is_object(call.arguments) for call in turn.calls)
+        if is_whole and not is_cut(answer, body):
+            trial.blame(f"an answer with calls that nothing cut ends by {reason}", answer)
 
 
 def _require_calls(seen: int) -> None:
