@@ -84,13 +84,18 @@ def generate(body: Body, prompt: str, defect: str = "") -> Generated:
     """The answer to a prompt, within the limits of the request."""
     most = body.get("max_completion_tokens") or body.get("max_tokens") or _DEFAULT_TOKENS
     text = written(body, prompt, defect) or says(body, prompt)
-    stops = [body["stop"]] if isinstance(body.get("stop"), str) else body.get("stop") or []
     spoken = tokens_of(text)[:most]
-    ends = [at for stop in stops if (at := "".join(spoken).find(stop)) >= 0]
+    ends = [at for stop in stops_of(body) if (at := "".join(spoken).find(stop)) >= 0]
     if ends:
         return Generated(tokens_of(text[: min(ends)]), "stop")
     echoed = tokens_of(prompt) if body.get("echo") else []
     return Generated(echoed + spoken, "stop" if len(tokens_of(text)) < most else "length")
+
+
+def stops_of(body: Body) -> list[str]:
+    """The texts that end an answer before them."""
+    stop = body.get("stop") or []
+    return [stop] if isinstance(stop, str) else list(stop)
 
 
 def says(body: Body, prompt: str) -> str:

@@ -28,6 +28,7 @@ from double_model import (
     Vocabulary,
     fault_of,
     generate,
+    stops_of,
     template,
     tokens_of,
 )
@@ -334,7 +335,7 @@ class OpenAIDouble(Starlette):
             return Generated(list(tokens), "length")
         is_stopped = body.get("stop") and made.finish_reason == "stop"
         if keeps_stop and is_stopped:
-            made = replace(made, tokens=[*made.tokens, body["stop"][0]])
+            made = replace(made, tokens=[*made.tokens, *stops_of(body)[:1]])
         is_cut = self.defect == "streams that lose what stands before a stop text"
         if is_cut and is_stopped and body.get("stream"):
             made = replace(made, tokens=made.tokens[:-1])

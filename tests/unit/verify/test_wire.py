@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from double_defects import Defect
 from double_limits import AlternatingDouble
-from double_model import Generated
+from double_model import Generated, stops_of
 from holdfast.verify.checks import wire
 from holdfast.verify.checks.wire import leaving
 from holdfast.verify.records import CheckStatus
@@ -361,6 +361,52 @@ def test_a_stop_text_that_ends_thoughts_is_not_judged() -> None:
     (made,) = results(Thinking(), STOP).values()
     assert made.status is CheckStatus.PASSED, made.reason
     assert {one.name: one.value for one in made.numbers} == {"APIs judged": 1}
+
+
+class Stopping(OpenAIDouble):
+    """Overlooks stop texts of one kind."""
+
+    def __init__(self, overlooks: Callable[[Body, Generated], bool]) -> None:
+        super().__init__()
+        self._overlooks = overlooks
+
+    def _generate(self, body: Body, prompt: str) -> Generated:
+        free = super()._generate({**body, "stop": None}, prompt)
+        is_overlooked = body.get("stop") and self._overlooks(body, free)
+        return free if is_overlooked else super()._generate(body, prompt)
+
+
+def _is_across_tokens(body: Body, free: Generated) -> bool:
+    return not any(stop in token for stop in stops_of(body) for token in free.tokens)
+
+
+@pytest.mark.parametrize(
+    "overlooks",
+    [_is_across_tokens, lambda body, _free: isinstance(body["stop"], str)],
+    ids=("across tokens", "not in a list"),
+)
+def test_a_stop_text_counts_wherever_and_however_it_is_given(
+    overlooks: Callable[[Body, Generated], bool],
+) -> None:
+    """In two tokens, and alone."""
+    (made,) = results(Stopping(overlooks), STOP).values()
+    assert made.status is CheckStatus.FAILED
+    assert "the answer goes on past" in made.reason
+
+
+class AtOnce(OpenAIDouble):
+    """Has all text of a stream in one event."""
+
+    def _of_choice(
+        self, index: int, made: Generated, body: Body, *, is_chat: bool
+    ) -> Iterator[Body]:
+        return super()._of_choice(index, replace(made, tokens=[made.text]), body, is_chat=is_chat)
+
+
+def test_a_stream_in_one_event_still_shows_a_stop_text() -> None:
+    """One from the middle of the answer, which may lie in one token."""
+    (made,) = results(AtOnce(), STOP).values()
+    assert made.status is CheckStatus.PASSED, made.reason
 
 
 class Drifting(OpenAIDouble):
