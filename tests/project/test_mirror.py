@@ -185,6 +185,7 @@ DRIVEN_ELSEWHERE = {
     "verify.checks.wire.counts": "unit/verify/test_wire.py",
     "verify.checks.wire.endings": "unit/verify/test_wire.py",
     "verify.checks.wire.forms": "unit/verify/test_wire.py",
+    "verify.checks.wire.heads": "unit/verify/test_wire.py",
     "verify.checks.wire.messages": "unit/verify/test_wire.py",
     "verify.checks.wire.refusals": "unit/verify/test_wire.py",
     "verify.checks.wire.responses": "unit/verify/test_wire.py",

@@ -76,6 +76,7 @@ def message_of(made: Generated, asked_tokens: int) -> Body:
         "id": f"msg_{secrets.token_hex(8)}",
         "type": "message",
         "role": "assistant",
+        "model": "double",
         "content": [{"type": "text", "text": made.text}],
         "stop_reason": "max_tokens" if made.finish_reason == "length" else "end_turn",
         "usage": {"input_tokens": asked_tokens, "output_tokens": len(made.tokens)},

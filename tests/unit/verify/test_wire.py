@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
@@ -19,7 +20,7 @@ from double_limits import AlternatingDouble
 from double_model import Generated, stops_of
 from holdfast.verify.checks import wire
 from holdfast.verify.checks.wire import leaving
-from holdfast.verify.records import CheckStatus
+from holdfast.verify.records import CheckResult, CheckStatus, Fault
 from holdfast.verify.report import as_json
 from openai_double import MODEL, Body, OpenAIDouble
 from sample_reports import report
@@ -29,6 +30,7 @@ OWN = [check for check in wire.CHECKS if not check.packages]
 """Other people's tools see the same defects again."""
 TWIN = [check for check in OWN if check.name == "stream_twin"]
 LEAVES = [check for check in OWN if check.name == "client_leaves"]
+EVENTS = [check for check in OWN if check.name == "events"]
 CHAT_FORM = [check for check in OWN if check.name == "chat"]
 LOGPROBS = [check for check in OWN if check.name == "logprobs"]
 PROMPT_TOKENS = [check for check in OWN if check.name == "prompt_tokens"]
@@ -897,10 +899,25 @@ class Renamed(OpenAIDouble):
         return JSONResponse({**listed, "data": [own, *others[1:]]})
 
     async def _chat(self, request: Request) -> Response:
-        answer = await super()._chat(request)
-        if not isinstance(answer, JSONResponse):
-            return answer
-        return JSONResponse({**json.loads(bytes(answer.body)), "model": self._answers_as})
+        return await self._renamed(await super()._chat(request))
+
+    async def _responses(self, request: Request) -> Response:
+        return await self._renamed(await super()._responses(request))
+
+    async def _messages(self, request: Request) -> Response:
+        return await self._renamed(await super()._messages(request))
+
+    async def _renamed(self, answer: Response) -> Response:
+        if not isinstance(answer, StreamingResponse):
+            return Response(self._rename(bytes(answer.body)), media_type=answer.media_type)
+        parts = [part async for part in answer.body_iterator]
+        return StreamingResponse(
+            (self._rename(part) for part in parts), media_type=answer.media_type
+        )
+
+    def _rename(self, part: str | bytes | memoryview) -> str:
+        text = part if isinstance(part, str) else bytes(part).decode()
+        return re.sub(rf'"model": ?"{MODEL}"', f'"model": "{self._answers_as}"', text)
 
 
 @pytest.mark.parametrize(
@@ -917,5 +934,12 @@ def test_an_answer_names_its_model(
     answers_as: str, roots: dict[str, str], status: CheckStatus
 ) -> None:
     """By any name that the server lists for it; what is not listed may be a snapshot."""
-    (made,) = results(Renamed(answers_as, **roots), CHAT_FORM).values()
-    assert made.status is status, made.reason
+    made = results(Renamed(answers_as, **roots), [*CHAT_FORM, *EVENTS, *TYPED])
+    assert {one.status for one in made.values()} == {status}, made
+    ways = [(one.request.body or {}).get("stream") for one in _noted(made) if one.request]
+    is_noted = status is not CheckStatus.PASSED
+    assert (ways.count(True), ways.count(None)) == ((3, 3) if is_noted else (0, 0))
+
+
+def _noted(made: Mapping[str, CheckResult]) -> list[Fault]:
+    return [fault for one in made.values() for fault in (*one.faults, *one.warnings)]

@@ -9,12 +9,13 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from holdfast.verify.answers import MalformedError, dig, dig_or, excerpt
+from holdfast.verify.answers import MalformedError, dig, excerpt
 from holdfast.verify.check import Check
 from holdfast.verify.checks.asking import PROMPT, judge_each
+from holdfast.verify.checks.wire.heads import judge_name
 from holdfast.verify.scoring import NO_PENALTIES
 from holdfast.verify.target import PATIENT_SECONDS, THOUGHT_BEGINS, Answer
-from holdfast.verify.trial import CHAT, MODELS, SkippedError, Trial
+from holdfast.verify.trial import CHAT, SkippedError, Trial
 
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
 _CHOICES = 2
@@ -36,7 +37,7 @@ async def chat(trial: Trial) -> None:
     answer = await trial.chat(PROMPT, max_tokens=8)
     with trial.demanding_form(answer):
         _require_head(trial, answer, "chat.completion")
-        await _judge_name(trial, answer)
+        await judge_name(trial, answer, answer.document)
         role = dig(answer.document, "choices", 0, "message", "role", kind=str)
         trial.require(role == "assistant", f"the role is {role!r} and not 'assistant'", answer)
         answer.content()
@@ -47,7 +48,7 @@ async def completion(trial: Trial) -> None:
     answer = await trial.complete(PROMPT, max_tokens=8)
     with trial.demanding_form(answer):
         _require_head(trial, answer, "text_completion")
-        await _judge_name(trial, answer)
+        await judge_name(trial, answer, answer.document)
         dig(answer.document, "choices", 0, "text", kind=str)
 
 
@@ -67,30 +68,6 @@ def _require_head(trial: Trial, answer: Answer, kind: str) -> None:
     reason = answer.finish_reason()
     trial.require(reason in FINISH_REASONS, f"its finish reason is {reason!r}", answer)
     dig(document, "usage", kind=dict)
-
-
-async def _judge_name(trial: Trial, answer: Answer) -> None:
-    """Blame the name of another model that is listed; an alias is the same one.
-
-    vLLM answers with the first of its `--served-model-name`, OpenAI with the name of a snapshot.
-    """
-    named, asked = dig(answer.document, "model", kind=str), trial.server.model
-    if named == asked:
-        return
-    roots = await _roots(trial)
-    told = f"it names the model {named!r} and not {asked!r}"
-    is_alias = bool(roots.get(asked)) and roots.get(asked) == roots.get(named)
-    if not named or (named in roots and not is_alias):
-        trial.blame(told, answer)
-    elif not is_alias:
-        trial.warn(told, answer)
-
-
-async def _roots(trial: Trial) -> dict[str, str]:
-    """What each listed name stands for; empty where the server does not say."""
-    listed = await trial.admitted(partial(trial.ask, MODELS))
-    models: list[Any] = dig_or(listed.document, "data", default=[])
-    return {dig_or(one, "id", default=""): dig_or(one, "root", default="") for one in models}
 
 
 async def choices(trial: Trial) -> None:

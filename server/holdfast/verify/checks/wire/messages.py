@@ -9,6 +9,7 @@ from holdfast.verify.answers import dig
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.asking import PROMPT, post_listed
 from holdfast.verify.checks.twins import compare
+from holdfast.verify.checks.wire.heads import judge_name
 from holdfast.verify.checks.wire.typed_events import (
     Order,
     TypedEvent,
@@ -59,20 +60,20 @@ async def messages(trial: Trial) -> None:
     }
     answer = await post_listed(trial, _MESSAGES, body)
     with trial.demanding_form(answer):
-        _require_head(trial, answer, answer.document)
+        await _require_head(trial, answer, answer.document)
         dig(answer.document, "content", kind=list)
         dig(answer.document, "stop_reason", kind=str)
         _require_usage(trial, answer, answer.document)
     stream = await trial.stream(_MESSAGES, body)
     with trial.demanding_form(stream):
         events = ordered(trial, stream, ORDER)
-        _require_head(trial, stream, dig(events[0].document, "message", kind=dict))
+        await _require_head(trial, stream, dig(events[0].document, "message", kind=dict))
         _require_usage(trial, stream, _ending_of(events))
     if not trial.faults:
         await compare(trial, _MESSAGES, body, _at_once, _in_parts)
 
 
-def _require_head(
+async def _require_head(
     trial: Trial, answer: Answer | StreamedAnswer, message: Mapping[str, Any]
 ) -> None:
     kind = dig(message, "type", kind=str)
@@ -80,6 +81,7 @@ def _require_head(
     role = dig(message, "role", kind=str)
     trial.require(role == "assistant", f"its role is {role!r}", answer)
     dig(message, "usage", "input_tokens", kind=int)
+    await judge_name(trial, answer, message)
 
 
 def _require_usage(

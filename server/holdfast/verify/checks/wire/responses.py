@@ -11,6 +11,7 @@ from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.asking import PROMPT, post_listed
 from holdfast.verify.checks.twins import compare
+from holdfast.verify.checks.wire.heads import judge_name
 from holdfast.verify.checks.wire.typed_events import (
     Order,
     TypedEvent,
@@ -75,15 +76,15 @@ async def responses(trial: Trial) -> None:
     }
     answer = await post_listed(trial, RESPONSES, body)
     with trial.demanding_form(answer):
-        _require_form(trial, answer, answer.document)
+        await _require_form(trial, answer, answer.document)
     stream = await trial.stream(RESPONSES, body)
     with trial.demanding_form(stream):
-        _require_whole(trial, stream, ordered(trial, stream, ORDER))
+        await _require_whole(trial, stream, ordered(trial, stream, ORDER))
     if not trial.faults:
         await compare(trial, RESPONSES, body, _at_once, _in_parts)
 
 
-def _require_form(
+async def _require_form(
     trial: Trial, answer: Answer | StreamedAnswer, response: Mapping[str, Any]
 ) -> None:
     kind = dig(response, "object", kind=str)
@@ -97,15 +98,18 @@ def _require_form(
     asked, total = (dig(usage, name, kind=int) for name in ("input_tokens", "total_tokens"))
     said = f"{asked} and {written} tokens are said to be {total}"
     trial.require(asked + written == total, said, answer)
+    await judge_name(trial, answer, response)
 
 
-def _require_whole(trial: Trial, stream: StreamedAnswer, events: Sequence[TypedEvent]) -> None:
+async def _require_whole(
+    trial: Trial, stream: StreamedAnswer, events: Sequence[TypedEvent]
+) -> None:
     """The response at the end is the one that the events before it have told."""
     numbers = [dig(event.document, "sequence_number", kind=int) for event in events]
     is_rising = all(one < following for one, following in pairwise(numbers))
     trial.require(is_rising, "its sequence numbers do not rise", stream)
     first, last = (dig(event.document, "response", kind=dict) for event in (events[0], events[-1]))
-    _require_form(trial, stream, last)
+    await _require_form(trial, stream, last)
     is_same = dig(first, "id", kind=str) == dig(last, "id", kind=str)
     trial.require(is_same, "its first and last event have the ids of two responses", stream)
     is_same = _said_in(last).text == _in_parts(stream).text

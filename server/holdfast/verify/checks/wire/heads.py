@@ -1,0 +1,41 @@
+"""What an answer says of itself, in whichever API and way it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from holdfast.verify.answers import dig, dig_or
+from holdfast.verify.streams import StreamedAnswer
+from holdfast.verify.target import Answer
+from holdfast.verify.trial import MODELS, Trial
+
+
+async def judge_name(
+    trial: Trial, answer: Answer | StreamedAnswer, document: Mapping[str, Any]
+) -> None:
+    """Blame the name of another model that is listed; an alias is the same one.
+
+    vLLM answers with the first of its `--served-model-name`, OpenAI with the name of a snapshot.
+
+    Raises:
+        MalformedError: the document, which is the answer or a part of it, names no model.
+    """
+    named, asked = dig(document, "model", kind=str), trial.server.model
+    if named == asked:
+        return
+    roots = await _roots(trial)
+    told = f"it names the model {named!r} and not {asked!r}"
+    is_alias = bool(roots.get(asked)) and roots.get(asked) == roots.get(named)
+    if not named or (named in roots and not is_alias):
+        trial.blame(told, answer)
+    elif not is_alias:
+        trial.warn(told, answer)
+
+
+async def _roots(trial: Trial) -> dict[str, str]:
+    """What each listed name stands for; empty where the server does not say."""
+    listed = await trial.admitted(partial(trial.ask, MODELS))
+    models: list[Any] = dig_or(listed.document, "data", default=[])
+    return {dig_or(one, "id", default=""): dig_or(one, "root", default="") for one in models}
