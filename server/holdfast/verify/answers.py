@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from holdfast.verify.records import Request
@@ -42,6 +43,14 @@ def read_json(text: str) -> Any:
     if _is_deeper_than(_MOST_LEVELS, document):
         raise MalformedError(f"nested more than {_MOST_LEVELS} levels deep: {excerpt(text)}")
     return document
+
+
+def constant_in(text: str) -> str:
+    """A constant that Python reads and JSON does not have, such as NaN; empty if there is none."""
+    found: list[str] = []
+    with suppress(ValueError, RecursionError):
+        json.loads(text, parse_constant=found.append)
+    return found[0] if found else ""
 
 
 def _is_deeper_than(levels: int, document: Any) -> bool:

@@ -20,7 +20,7 @@ from double_limits import AlternatingDouble
 from double_model import Generated, stops_of
 from holdfast.verify.checks import wire
 from holdfast.verify.checks.wire import leaving
-from holdfast.verify.records import CheckResult, CheckStatus, Fault
+from holdfast.verify.records import CheckResult, CheckStatus
 from holdfast.verify.report import as_json
 from openai_double import MODEL, Body, OpenAIDouble
 from sample_reports import report
@@ -32,6 +32,7 @@ TWIN = [check for check in OWN if check.name == "stream_twin"]
 LEAVES = [check for check in OWN if check.name == "client_leaves"]
 EVENTS = [check for check in OWN if check.name == "events"]
 CHAT_FORM = [check for check in OWN if check.name == "chat"]
+FORMS = [check for check in OWN if check.name in ("chat", "completion")]
 LOGPROBS = [check for check in OWN if check.name == "logprobs"]
 PROMPT_TOKENS = [check for check in OWN if check.name == "prompt_tokens"]
 REFUSALS = [check for check in OWN if check.name == "refusals"]
@@ -883,7 +884,34 @@ def test_a_tokenizer_without_chats_counts_nothing_where_there_are_only_chats() -
     assert (made.status, made.reason) == (CheckStatus.SKIPPED, "/tokenize does not accept chats")
 
 
-class Renamed(OpenAIDouble):
+class Edited(OpenAIDouble):
+    """Changes the text of its answers, or of each part of a stream."""
+
+    def _edit(self, text: str) -> str:
+        return text
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._edited(await super()._chat(request))
+
+    async def _completion(self, request: Request) -> Response:
+        return await self._edited(await super()._completion(request))
+
+    async def _responses(self, request: Request) -> Response:
+        return await self._edited(await super()._responses(request))
+
+    async def _messages(self, request: Request) -> Response:
+        return await self._edited(await super()._messages(request))
+
+    async def _edited(self, answer: Response) -> Response:
+        if not isinstance(answer, StreamingResponse):
+            text = self._edit(bytes(answer.body).decode())
+            return Response(text, media_type=answer.media_type)
+        parts = [part async for part in answer.body_iterator]
+        texts = [part if isinstance(part, str) else bytes(part).decode() for part in parts]
+        return StreamingResponse(map(self._edit, texts), media_type=answer.media_type)
+
+
+class Renamed(Edited):
     """Lists its model under further names, with what each stands for, and answers with one."""
 
     def __init__(self, answers_as: str, **roots: str) -> None:
@@ -898,25 +926,7 @@ class Renamed(OpenAIDouble):
         others = [{**entry, "id": name, "root": root} for name, root in self._roots.items()]
         return JSONResponse({**listed, "data": [own, *others[1:]]})
 
-    async def _chat(self, request: Request) -> Response:
-        return await self._renamed(await super()._chat(request))
-
-    async def _responses(self, request: Request) -> Response:
-        return await self._renamed(await super()._responses(request))
-
-    async def _messages(self, request: Request) -> Response:
-        return await self._renamed(await super()._messages(request))
-
-    async def _renamed(self, answer: Response) -> Response:
-        if not isinstance(answer, StreamingResponse):
-            return Response(self._rename(bytes(answer.body)), media_type=answer.media_type)
-        parts = [part async for part in answer.body_iterator]
-        return StreamingResponse(
-            (self._rename(part) for part in parts), media_type=answer.media_type
-        )
-
-    def _rename(self, part: str | bytes | memoryview) -> str:
-        text = part if isinstance(part, str) else bytes(part).decode()
+    def _edit(self, text: str) -> str:
         return re.sub(rf'"model": ?"{MODEL}"', f'"model": "{self._answers_as}"', text)
 
 
@@ -934,12 +944,30 @@ def test_an_answer_names_its_model(
     answers_as: str, roots: dict[str, str], status: CheckStatus
 ) -> None:
     """By any name that the server lists for it; what is not listed may be a snapshot."""
-    made = results(Renamed(answers_as, **roots), [*CHAT_FORM, *EVENTS, *TYPED])
+    made = results(Renamed(answers_as, **roots), [*FORMS, *EVENTS, *TYPED])
     assert {one.status for one in made.values()} == {status}, made
-    ways = [(one.request.body or {}).get("stream") for one in _noted(made) if one.request]
     is_noted = status is not CheckStatus.PASSED
-    assert (ways.count(True), ways.count(None)) == ((3, 3) if is_noted else (0, 0))
+    assert _noted_ways(made) == ((4, 4) if is_noted else (0, 0))
 
 
-def _noted(made: Mapping[str, CheckResult]) -> list[Fault]:
-    return [fault for one in made.values() for fault in (*one.faults, *one.warnings)]
+def _noted_ways(made: Mapping[str, CheckResult]) -> tuple[int, int]:
+    """How many answers at once, and how many streams, have a fault or a warning."""
+    noted = [fault for one in made.values() for fault in (*one.faults, *one.warnings)]
+    ways = [(fault.request.body or {}).get("stream") for fault in noted if fault.request]
+    return ways.count(None), ways.count(True)
+
+
+class Inexact(Edited):
+    """Counts what cannot be counted."""
+
+    def _edit(self, text: str) -> str:
+        return re.sub(r'"usage": ?\{', '"usage": {"cost": NaN, ', text)
+
+
+def test_a_constant_that_json_does_not_have_is_a_fault() -> None:
+    """Most clients cannot read it, at once or as a stream."""
+    made = results(Inexact(), [*FORMS, *LOGPROBS, *EVENTS, *TYPED])
+    assert {one.status for one in made.values()} == {CheckStatus.FAILED}, made
+    whats = {fault.what for one in made.values() for fault in one.faults}
+    assert whats == {"it has NaN in it, which is not JSON"}
+    assert _noted_ways(made) == (6, 4)

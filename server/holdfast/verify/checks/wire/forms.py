@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.verify.answers import MalformedError, dig, excerpt
 from holdfast.verify.check import Check
 from holdfast.verify.checks.asking import PROMPT, judge_each
-from holdfast.verify.checks.wire.heads import judge_name
+from holdfast.verify.checks.wire.heads import judge_name, require_strict
 from holdfast.verify.scoring import NO_PENALTIES
 from holdfast.verify.target import PATIENT_SECONDS, THOUGHT_BEGINS, Answer
 from holdfast.verify.trial import CHAT, SkippedError, Trial
@@ -55,6 +55,7 @@ async def completion(trial: Trial) -> None:
 def _require_head(trial: Trial, answer: Answer, kind: str) -> None:
     """What both APIs have in common."""
     document = answer.document
+    require_strict(trial, answer)
     is_json = answer.content_type.startswith("application/json")
     trial.require(is_json, f"its type is {answer.content_type}", answer)
     trial.require(dig(document, "id", kind=str), "its id is empty", answer)
@@ -108,6 +109,7 @@ async def _judge_logprobs(trial: Trial, path: str, body: dict[str, Any]) -> None
     is_cut = answer.finish_reason() == "length"
     tokens = _TOKENS if is_cut else dig(answer.usage(), "completion_tokens", kind=int)
     with trial.demanding_form(answer):
+        require_strict(trial, answer)
         found = _chat_logprobs(answer) if is_chat else _completion_logprobs(answer)
         trial.require(
             len(found) == tokens, f"{len(found)} log-probabilities for {tokens} tokens", answer

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from holdfast.verify.answers import dig, dig_or
+from holdfast.verify.answers import constant_in, dig, dig_or
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import MODELS, Trial
@@ -32,6 +32,15 @@ async def judge_name(
         trial.blame(told, answer)
     elif not is_alias:
         trial.warn(told, answer)
+
+
+def require_strict(trial: Trial, answer: Answer | StreamedAnswer) -> None:
+    """Blame a constant such as NaN, at which most clients stop reading."""
+    texts = [answer.text]
+    if isinstance(answer, StreamedAnswer):
+        texts = [event.data for event in answer.frames.events]
+    if found := next(filter(None, map(constant_in, texts)), ""):
+        trial.blame(f"it has {found} in it, which is not JSON", answer)
 
 
 async def _roots(trial: Trial) -> dict[str, str]:

@@ -9,7 +9,7 @@ from holdfast.verify.answers import dig
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.asking import PROMPT, post_listed
 from holdfast.verify.checks.twins import compare
-from holdfast.verify.checks.wire.heads import judge_name
+from holdfast.verify.checks.wire.heads import judge_name, require_strict
 from holdfast.verify.checks.wire.typed_events import (
     Order,
     TypedEvent,
@@ -60,12 +60,14 @@ async def messages(trial: Trial) -> None:
     }
     answer = await post_listed(trial, _MESSAGES, body)
     with trial.demanding_form(answer):
+        require_strict(trial, answer)
         await _require_head(trial, answer, answer.document)
         dig(answer.document, "content", kind=list)
         dig(answer.document, "stop_reason", kind=str)
         _require_usage(trial, answer, answer.document)
     stream = await trial.stream(_MESSAGES, body)
     with trial.demanding_form(stream):
+        require_strict(trial, stream)
         events = ordered(trial, stream, ORDER)
         await _require_head(trial, stream, dig(events[0].document, "message", kind=dict))
         _require_usage(trial, stream, _ending_of(events))

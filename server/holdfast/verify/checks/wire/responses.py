@@ -11,7 +11,7 @@ from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.asking import PROMPT, post_listed
 from holdfast.verify.checks.twins import compare
-from holdfast.verify.checks.wire.heads import judge_name
+from holdfast.verify.checks.wire.heads import judge_name, require_strict
 from holdfast.verify.checks.wire.typed_events import (
     Order,
     TypedEvent,
@@ -76,9 +76,11 @@ async def responses(trial: Trial) -> None:
     }
     answer = await post_listed(trial, RESPONSES, body)
     with trial.demanding_form(answer):
+        require_strict(trial, answer)
         await _require_form(trial, answer, answer.document)
     stream = await trial.stream(RESPONSES, body)
     with trial.demanding_form(stream):
+        require_strict(trial, stream)
         await _require_whole(trial, stream, ordered(trial, stream, ORDER))
     if not trial.faults:
         await compare(trial, RESPONSES, body, _at_once, _in_parts)

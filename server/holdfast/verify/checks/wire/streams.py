@@ -8,7 +8,7 @@ from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import Check
 from holdfast.verify.checks.asking import PROMPT, each, judge_each
 from holdfast.verify.checks.wire.forms import FINISH_REASONS
-from holdfast.verify.checks.wire.heads import judge_name
+from holdfast.verify.checks.wire.heads import judge_name, require_strict
 from holdfast.verify.streams import StreamedAnswer, delta_reasoning, delta_text
 from holdfast.verify.trial import CHAT, SkippedError, Trial
 
@@ -32,6 +32,7 @@ async def events(trial: Trial) -> None:
         for fault in stream.frames.faults:
             trial.blame(fault, stream)
         with trial.demanding_form(stream):
+            require_strict(trial, stream)
             _require_order(trial, stream, is_chat=path == CHAT)
             await judge_name(trial, stream, stream.documents[0])
         _count_empty(trial, stream, path)
