@@ -18,6 +18,7 @@ from starlette.routing import Route
 from double_defects import Defect
 from double_limits import AlternatingDouble
 from double_model import Generated, stops_of
+from double_typed import framed
 from holdfast.verify.checks import wire
 from holdfast.verify.checks.wire import leaving
 from holdfast.verify.records import CheckResult, CheckStatus
@@ -955,6 +956,88 @@ def _noted_ways(made: Mapping[str, CheckResult]) -> tuple[int, int]:
     noted = [fault for one in made.values() for fault in (*one.faults, *one.warnings)]
     ways = [(fault.request.body or {}).get("stream") for fault in noted if fault.request]
     return ways.count(None), ways.count(True)
+
+
+class Recounting(OpenAIDouble):
+    """Changes the events of typed streams."""
+
+    def __init__(self, change: Callable[[Body], object]) -> None:
+        super().__init__()
+        self._change = change
+
+    async def _responses(self, request: Request) -> Response:
+        return await self._changed(await super()._responses(request))
+
+    async def _messages(self, request: Request) -> Response:
+        return await self._changed(await super()._messages(request))
+
+    async def _changed(self, answer: Response) -> Response:
+        if not isinstance(answer, StreamingResponse):
+            return answer
+        parts = [part async for part in answer.body_iterator]
+        texts = [part if isinstance(part, str) else bytes(part).decode() for part in parts]
+        events = [json.loads(text.split("data: ")[1]) for text in texts]
+        for event in events:
+            self._change(event)
+        return StreamingResponse(framed(events, has_names=True), media_type=answer.media_type)
+
+
+def _usage_of(event: Body, *path: str) -> Body:
+    for name in path:
+        event = event.get(name) or {}
+    return event
+
+
+def _ends_with_more_read(event: Body) -> None:
+    if usage := _usage_of(event, "response", "usage"):
+        usage.update(input_tokens=usage["input_tokens"] + 5, total_tokens=usage["total_tokens"] + 5)
+
+
+def _ends_its_text_with_another(event: Body) -> None:
+    if event["type"] == "response.output_text.done":
+        event["text"] = "something else"
+
+
+def _begins_with_more_read(event: Body) -> None:
+    if usage := _usage_of(event, "message", "usage"):
+        usage["input_tokens"] += 7
+
+
+def _reads_some_from_its_cache(event: Body) -> None:
+    if usage := _usage_of(event, "message", "usage"):
+        usage.update(input_tokens=usage["input_tokens"] - 4, cache_read_input_tokens=4)
+
+
+def _begins_without_a_count(event: Body) -> None:
+    if usage := _usage_of(event, "message", "usage"):
+        usage["input_tokens"] = 0
+    if event["type"] == "message_delta":
+        del event["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("change", "failed", "said"),
+    [
+        (_ends_with_more_read, "wire.responses", "it counts 17 tokens read, and the same answer"),
+        (_ends_its_text_with_another, "wire.responses", "the text of response.output_text.done is"),
+        (_begins_with_more_read, "wire.messages", "it counts 19 tokens read, and the same answer"),
+        (_reads_some_from_its_cache, "", ""),
+        (_begins_without_a_count, "", ""),
+    ],
+)
+def test_a_typed_stream_tells_what_the_answer_at_once_tells(
+    change: Callable[[Body], object], failed: str, said: str
+) -> None:
+    """The tokens read, where it tells them, and the text at the end of a part."""
+    made = results(Recounting(change), TYPED)
+    assert not_passed(made) == ({failed: CheckStatus.FAILED} if failed else {})
+    assert not failed or made[failed].reason.startswith(said), made[failed].reason
+
+
+def test_a_first_count_of_another_server_may_be_a_guess() -> None:
+    """Its last one is what counts, so the check only warns."""
+    app = Recounting(_begins_with_more_read).owned_by("somebody")
+    assert not_passed(results(app, TYPED)) == {"wire.messages": CheckStatus.WARNED}
 
 
 class Inexact(Edited):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,21 @@ def require_strict(trial: Trial, answer: Answer | StreamedAnswer) -> None:
         texts = [event.data for event in answer.frames.events]
     if found := next(filter(None, map(constant_in, texts)), ""):
         trial.blame(f"it has {found} in it, which is not JSON", answer)
+
+
+def require_same_input(
+    trial: Trial, stream: StreamedAnswer, counted: Sequence[int], wanted: int
+) -> None:
+    """Blame a stream that counts other tokens read than the same answer at once.
+
+    A count of 0 says that it is not known yet. Some servers guess at first, and are warned of.
+    """
+    known = [count for count in counted if count and wanted]
+    for place, count in enumerate(known, 1):
+        is_guess = place < len(known) and not trial.server.is_vllm
+        note = trial.warn if is_guess else trial.blame
+        if count != wanted:
+            note(f"it counts {count} tokens read, and the same answer at once {wanted}", stream)
 
 
 async def _roots(trial: Trial) -> dict[str, str]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.verify.answers import dig
+from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.asking import PROMPT, post_listed
 from holdfast.verify.checks.twins import compare
-from holdfast.verify.checks.wire.heads import judge_name, require_strict
+from holdfast.verify.checks.wire.heads import (
+    judge_name,
+    require_same_input,
+    require_strict,
+)
 from holdfast.verify.checks.wire.typed_events import (
     Order,
     TypedEvent,
@@ -26,6 +30,7 @@ from holdfast.verify.trial import Trial
 _MESSAGES = "/v1/messages"
 _MAX_TOKENS = 48
 _BLOCK = ("index",)
+_INPUT_TOKENS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 ORDER = Order(
     # https://docs.anthropic.com/en/api/messages-streaming
@@ -71,6 +76,9 @@ async def messages(trial: Trial) -> None:
         events = ordered(trial, stream, ORDER)
         await _require_head(trial, stream, dig(events[0].document, "message", kind=dict))
         _require_usage(trial, stream, _ending_of(events))
+        told = (events[0].document.get("message"), _ending_of(events))
+        counted = [_input_tokens(document) for document in told]
+        require_same_input(trial, stream, counted, _input_tokens(answer.document))
     if not trial.faults:
         await compare(trial, _MESSAGES, body, _at_once, _in_parts)
 
@@ -91,6 +99,11 @@ def _require_usage(
 ) -> None:
     written = dig(document, "usage", "output_tokens", kind=int)
     require_within(trial, answer, written, _MAX_TOKENS)
+
+
+def _input_tokens(document: Any) -> int:
+    """The tokens read; those that a cache had or got are counted by themselves."""
+    return sum(dig_or(document, "usage", name, default=0) for name in _INPUT_TOKENS)
 
 
 def _at_once(answer: Answer) -> TypedSaid:

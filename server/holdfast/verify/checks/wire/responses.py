@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -11,7 +12,11 @@ from holdfast.verify.answers import dig, dig_or
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.asking import PROMPT, post_listed
 from holdfast.verify.checks.twins import compare
-from holdfast.verify.checks.wire.heads import judge_name, require_strict
+from holdfast.verify.checks.wire.heads import (
+    judge_name,
+    require_same_input,
+    require_strict,
+)
 from holdfast.verify.checks.wire.typed_events import (
     Order,
     TypedEvent,
@@ -29,6 +34,7 @@ RESPONSES = "/v1/responses"
 _MAX_TOKENS = 48
 _ITEM, _PART = ("output_index",), ("output_index", "content_index")
 _TEXT, _THOUGHT = "response.output_text.delta", "response.reasoning_text.delta"
+_TEXT_ENDS = "response.output_text.done"
 _ENDS = frozenset({"response.completed", "response.incomplete"})
 
 ORDER = Order(
@@ -60,7 +66,7 @@ ORDER = Order(
     lasts=_ENDS,
     begins={"response.output_item.added": _ITEM, "response.content_part.added": _PART},
     # Some servers begin no part for thoughts, and clients need none.
-    goes_on={_TEXT: _PART, "response.output_text.done": _PART, _THOUGHT: _ITEM},
+    goes_on={_TEXT: _PART, _TEXT_ENDS: _PART, _THOUGHT: _ITEM},
     ends={"response.content_part.done": _PART, "response.output_item.done": _ITEM},
     between=_ENDS,
 )
@@ -81,7 +87,11 @@ async def responses(trial: Trial) -> None:
     stream = await trial.stream(RESPONSES, body)
     with trial.demanding_form(stream):
         require_strict(trial, stream)
-        await _require_whole(trial, stream, ordered(trial, stream, ORDER))
+        events = ordered(trial, stream, ORDER)
+        await _require_whole(trial, stream, events)
+        _require_ends(trial, stream, events)
+        counted = _input_tokens(dig(events[-1].document, "response", kind=dict))
+        require_same_input(trial, stream, [counted], _input_tokens(answer.document))
     if not trial.faults:
         await compare(trial, RESPONSES, body, _at_once, _in_parts)
 
@@ -116,6 +126,25 @@ async def _require_whole(
     trial.require(is_same, "its first and last event have the ids of two responses", stream)
     is_same = _said_in(last).text == _in_parts(stream).text
     trial.require(is_same, "the text of its last event is not that of its deltas", stream)
+
+
+def _require_ends(trial: Trial, stream: StreamedAnswer, events: Sequence[TypedEvent]) -> None:
+    """The text at the end of a part is that of its deltas."""
+    written: defaultdict[tuple[int, ...], str] = defaultdict(str)
+    for event in events:
+        if event.type not in (_TEXT, _TEXT_ENDS):
+            continue
+        part = tuple(dig(event.document, name, kind=int) for name in _PART)
+        if event.type == _TEXT:
+            written[part] += dig(event.document, "delta", kind=str)
+        else:
+            is_same = dig(event.document, "text", kind=str) == written[part]
+            said = f"the text of {event.type} is not that of the deltas before it"
+            trial.require(is_same, said, stream)
+
+
+def _input_tokens(response: Mapping[str, Any]) -> int:
+    return dig_or(response, "usage", "input_tokens", default=0)
 
 
 def _at_once(answer: Answer) -> TypedSaid:
