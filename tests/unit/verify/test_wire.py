@@ -19,6 +19,7 @@ from double_defects import Defect
 from double_limits import AlternatingDouble
 from double_model import Generated, stops_of
 from double_typed import framed
+from holdfast.verify.check import Check
 from holdfast.verify.checks import wire
 from holdfast.verify.checks.wire import leaving
 from holdfast.verify.records import CheckResult, CheckStatus
@@ -34,6 +35,8 @@ LEAVES = [check for check in OWN if check.name == "client_leaves"]
 EVENTS = [check for check in OWN if check.name == "events"]
 CHAT_FORM = [check for check in OWN if check.name == "chat"]
 FORMS = [check for check in OWN if check.name in ("chat", "completion")]
+CHOICES = [check for check in OWN if check.name == "choices"]
+OWN_ANSWERS = [check for check in OWN if check.name == "own_answers"]
 LOGPROBS = [check for check in OWN if check.name == "logprobs"]
 PROMPT_TOKENS = [check for check in OWN if check.name == "prompt_tokens"]
 REFUSALS = [check for check in OWN if check.name == "refusals"]
@@ -1038,6 +1041,49 @@ def test_a_first_count_of_another_server_may_be_a_guess() -> None:
     """Its last one is what counts, so the check only warns."""
     app = Recounting(_begins_with_more_read).owned_by("somebody")
     assert not_passed(results(app, TYPED)) == {"wire.messages": CheckStatus.WARNED}
+
+
+class Erring(Edited):
+    """Answers a request of one kind with an error, as a stream or at once, and with a status."""
+
+    def __init__(self, asked: Body, *, streams: bool, status: int = 200) -> None:
+        super().__init__()
+        self._asked, self._streams, self._status = asked, streams, status
+
+    async def _completion(self, request: Request) -> Response:
+        body = await request.json()
+        answer = await super()._completion(request)
+        is_meant = self._asked.items() <= body.items()
+        if not is_meant or bool(body.get("stream")) is not self._streams:
+            return answer
+        error = {"error": {"message": "overloaded", "type": "x"}}
+        if not isinstance(answer, StreamingResponse):
+            return JSONResponse(error, self._status)
+        parts = [part async for part in answer.body_iterator]
+        parts.insert(2, f"data: {json.dumps(error)}\n\n")
+        return StreamingResponse(iter(parts), media_type=answer.media_type)
+
+
+ONE_OF_EIGHT = {"prompt": "client 3 of 8"}
+
+
+@pytest.mark.parametrize(
+    ("app", "checks", "reason"),
+    [
+        (Erring(ONE_OF_EIGHT, streams=False), OWN_ANSWERS, "it is an error: {'message': 'overl"),
+        (Erring(ONE_OF_EIGHT, streams=True), OWN_ANSWERS, "it is an error: {'message': 'overl"),
+        (Erring({"n": 2}, streams=False), CHOICES, "choices is missing"),
+        (Erring({"n": 2}, streams=True), CHOICES, "it is an error: {'message': 'overloaded'"),
+        (Erring({"n": 2}, streams=False, status=503), CHOICES, "its status is 503"),
+    ],
+)
+def test_an_error_in_place_of_an_answer_is_a_fault(
+    app: OpenAIDouble, checks: Sequence[Check], reason: str
+) -> None:
+    """One of several clients that gets it has no answer, whatever the status says."""
+    (made,) = results(app, checks).values()
+    assert made.status is CheckStatus.FAILED
+    assert made.reason.startswith(reason)
 
 
 class Inexact(Edited):

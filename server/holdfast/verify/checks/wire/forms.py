@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.verify.answers import MalformedError, dig, excerpt
 from holdfast.verify.check import Check
 from holdfast.verify.checks.asking import PROMPT, judge_each
-from holdfast.verify.checks.wire.heads import judge_name, require_strict
+from holdfast.verify.checks.wire.heads import has_no_error, judge_name, require_strict
 from holdfast.verify.scoring import NO_PENALTIES
 from holdfast.verify.target import PATIENT_SECONDS, THOUGHT_BEGINS, Answer
 from holdfast.verify.trial import CHAT, SkippedError, Trial
@@ -80,12 +80,16 @@ async def _judge_choices(trial: Trial, path: str, body: dict[str, Any]) -> None:
     answer = await trial.admitted(partial(trial.ask, path, body))
     if answer.status in _REFUSED:
         raise SkippedError("the server returns one choice, whatever `n` is")
+    if not trial.require(answer.status == _OK, f"its status is {answer.status}", answer):
+        return
     with trial.demanding_form(answer):
         given = dig(answer.document, "choices", kind=list)
         numbers = sorted(dig(one, "index", kind=int) for one in given)
         wanted = [*range(_CHOICES)]
         trial.require(numbers == wanted, f"the choices are numbered {numbers}", answer)
     stream = await trial.stream(path, body)
+    if not has_no_error(trial, stream):
+        return
     for index in range(_CHOICES):
         reason = stream.said(index).finish_reason
         trial.require(reason, f"the choice {index} of the stream does not end", stream)

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.verify.answers import constant_in, dig, dig_or
+from holdfast.verify.answers import constant_in, dig, dig_or, excerpt
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import MODELS, Trial
+
+_SHOWN = 160
+"""Characters of an error, in a fault."""
 
 
 async def judge_name(
@@ -32,6 +35,18 @@ async def judge_name(
         trial.blame(told, answer)
     elif not is_alias:
         trial.warn(told, answer)
+
+
+def has_no_error(trial: Trial, answer: Answer | StreamedAnswer) -> bool:
+    """Blame an error that comes in place of an answer, or of a part of one, though with 200.
+
+    Raises:
+        MalformedError: the stream is broken.
+    """
+    documents = answer.documents if isinstance(answer, StreamedAnswer) else (answer.document,)
+    errors = [one for one in documents if one.get("error") and "choices" not in one]
+    said = f"it is an error: {excerpt(str(errors[0]['error']), _SHOWN)}" if errors else ""
+    return trial.require(not errors, said, answer)
 
 
 def require_strict(trial: Trial, answer: Answer | StreamedAnswer) -> None:
