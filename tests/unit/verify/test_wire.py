@@ -1086,6 +1086,38 @@ def test_an_error_in_place_of_an_answer_is_a_fault(
     assert made.reason.startswith(reason)
 
 
+class Replaced(Edited):
+    """Has another text in the place of one."""
+
+    def __init__(self, pattern: str, text: str) -> None:
+        super().__init__()
+        self._pattern, self._text = pattern, text
+
+    def _edit(self, text: str) -> str:
+        return re.sub(self._pattern, self._text, text)
+
+
+@pytest.mark.parametrize(
+    ("app", "checks", "reason"),
+    [
+        (Replaced('"created": 1,', '"created": -7,'), EVENTS, "`created` of an event is not a"),
+        (Replaced('"id": ?"cmpl-[^"]*"', '"id":"cmpl-0"'), OWN_ANSWERS, "8 answers have the same"),
+        (
+            Replaced('"choices": \\[{"index": 1', '"choices": [{"index": 7}, {"index": 1'),
+            CHOICES,
+            "its choices are numbered [0, 1, 7]",
+        ),
+    ],
+)
+def test_what_tells_answers_and_choices_apart_has_to_be_right(
+    app: OpenAIDouble, checks: Sequence[Check], reason: str
+) -> None:
+    """Times, ids and the numbers of choices, also in streams."""
+    (made,) = results(app, checks).values()
+    assert made.status is CheckStatus.FAILED
+    assert made.reason.startswith(reason)
+
+
 class Inexact(Edited):
     """Counts what cannot be counted."""
 

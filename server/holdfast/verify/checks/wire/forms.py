@@ -90,6 +90,11 @@ async def _judge_choices(trial: Trial, path: str, body: dict[str, Any]) -> None:
     stream = await trial.stream(path, body)
     if not has_no_error(trial, stream):
         return
+    told = [dig(one, "choices", kind=list) for one in stream.documents]
+    numbers = sorted({dig(choice, "index", kind=int) for choices in told for choice in choices})
+    trial.require(
+        set(numbers) <= set(range(_CHOICES)), f"its choices are numbered {numbers}", stream
+    )
     for index in range(_CHOICES):
         reason = stream.said(index).finish_reason
         trial.require(reason, f"the choice {index} of the stream does not end", stream)

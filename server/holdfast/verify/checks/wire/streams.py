@@ -43,6 +43,8 @@ def _require_order(trial: Trial, stream: StreamedAnswer, *, is_chat: bool) -> No
     for name in ("id", "model", "object"):
         found = {dig(document, name, kind=str) for document in documents}
         trial.require(len(found) == 1, f"its events have {len(found)} values of {name!r}", stream)
+    are_times = all(dig_or(document, "created", default=1) > 0 for document in documents)
+    trial.require(are_times, "`created` of an event is not a time", stream)
     kind = dig(documents[0], "object", kind=str)
     trial.require(kind == _KINDS[is_chat], f"its events are {kind!r}", stream)
     parts = list(stream.choices(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.verify.answers import dig
 from holdfast.verify.check import Check
 from holdfast.verify.checks.asking import PROMPT, each
 from holdfast.verify.checks.twins import compare
@@ -56,13 +57,17 @@ async def own_answers(trial: Trial) -> None:
         *(trial.post(COMPLETIONS, body) for body in bodies),
     )
     streams = await together(*(trial.stream(COMPLETIONS, body) for body in bodies))
+    ids: list[str] = []
     for prompt, answer, stream in zip(prompts, answers, streams, strict=True):
         said = "a client got the answer of another one"
         with trial.demanding_form(answer):
             if has_no_error(trial, answer):
                 trial.require(answer.content().startswith(prompt), said, answer)
+                ids.append(dig(answer.document, "id", kind=str))
         if has_no_error(trial, stream):
             trial.require(stream.said().content.startswith(prompt), said, stream)
+    are_told_apart = len(ids) < 2 or len(set(ids)) > 1
+    trial.require(are_told_apart, f"{len(ids)} answers have the same id", answers[0])
 
 
 CHECKS = (
