@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+import time
+from urllib.parse import quote
+
 import pytest
 
 from holdfast.verify.answers import ELLIPSIS, beginning, excerpt
@@ -9,6 +14,9 @@ from holdfast.verify.records import Fault
 from holdfast.verify.redaction import redacted
 
 KEY = "sk-holdfast-0123456789"
+PATH_KEY = "sk-live/abcd/EFGH1234"
+_MOST_SECONDS = 5.0
+"""Many times what it takes, and a fraction of what a square would take."""
 
 
 @pytest.mark.parametrize(
@@ -46,3 +54,50 @@ def test_a_text_that_is_not_cut_has_no_ellipsis() -> None:
     """One that is cut has as many characters as were asked for, and one."""
     assert (excerpt("a  b", 3), excerpt("a  bc", 3)) == ("a b", f"a b{ELLIPSIS}")
     assert beginning("a  b", 3) == f"a  {ELLIPSIS}"
+
+
+@pytest.mark.parametrize(
+    "key", [PATH_KEY, 'sk-"quoted"-1234', "sk-back\\\\slash\\1234", "pässword😀%1"]
+)
+def test_a_key_is_hidden_in_every_spelling_that_servers_use(key: str) -> None:
+    """PHP escapes slashes, JSON within JSON escapes its backslashes, and a URL has per cents."""
+    as_json = json.dumps(key)[1:-1]
+    units = key.encode("utf-16-be").hex()
+    all_escaped = "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+    for spelled in (
+        as_json,
+        as_json.replace("/", "\\/"),
+        json.dumps(as_json.replace("/", "\\/"))[1:-1],
+        all_escaped,
+        all_escaped.upper().replace("U", "u"),
+        repr(all_escaped)[1:-1],
+        quote(key, safe=""),
+        re.sub("%..", lambda found: found[0].lower(), quote(key, safe="")),
+    ):
+        assert redacted(Fault(f"bad key {spelled} sorry"), [key]).what == "bad key [hidden] sorry"
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "sk-live\\/ab",
+        "sk-live\\",
+        "sk-live%2",
+        "sk-live%2Fabcd",
+        "\\u0073\\u006b\\u002d\\u006c",
+        "\\u0073\\u006b\\u002d\\u006c\\u00",
+    ],
+)
+def test_the_beginning_of_an_escaped_key_is_hidden_where_it_was_cut(left: str) -> None:
+    """Also where the cut is within an escape."""
+    assert (
+        redacted(Fault(f"it is {left}{ELLIPSIS}"), [PATH_KEY]).what == f"it is [hidden]{ELLIPSIS}"
+    )
+
+
+@pytest.mark.parametrize("text", ["\\" * 1_000_000, "s\\" * 500_000, "sk-live%2" * 100_000])
+def test_a_long_text_takes_a_time_that_grows_with_it(text: str) -> None:
+    """A server may answer with megabytes of what nearly is a key."""
+    started_seconds = time.process_time()
+    assert redacted(Fault(text), [PATH_KEY]).what == text
+    assert time.process_time() - started_seconds < _MOST_SECONDS
