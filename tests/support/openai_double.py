@@ -254,6 +254,8 @@ class OpenAIDouble(Starlette):
             raise HTTPException(400, "the body is not JSON") from None
         if isinstance(body, dict) and body.get("model", MODEL) != MODEL:
             raise HTTPException(404, f"there is no model {body['model']}")
+        if isinstance(body, dict) and "max_completion_tokens" in body:
+            body["max_tokens"] = body.pop("max_completion_tokens")
         is_taken = self.defect == "max_tokens in words taken"
         is_longer = self.defect == "a prompt beyond the context taken"
         if fault := fault_of(

@@ -1,4 +1,4 @@
-"""Does a server say that it takes no functions, or does it take them and fail?"""
+"""Does a server say that it takes no functions or no chats, or does it take them and fail?"""
 
 from __future__ import annotations
 
@@ -18,6 +18,22 @@ _FAILURE = re.compile(
     r"templat|render|grammar|filter|operator|operand|backend|schema|pars(?:er|ing)", re.IGNORECASE
 )
 """Words of what fails where functions are taken, in an error that could be read as a denial."""
+
+
+_NO_CHATS = re.compile(
+    r"\b(?:no|without|missing|default|provide|requires?|sets?|defines?) (?:\w+ ){0,3}template\b"
+    r"|\btemplate (?:is |was |has )?(?:not|missing|required|undefined)\b"
+    r"|\btemplate error: template not found\b"
+    r"|(?:\bnot|n't|\bcannot) support (?:\S+ ){0,2}chat"
+    r"|\bchats?(?: completions?)? (?:api )?(?:is |are )?not (?:supported|enabled|available)\b"
+    r"|\bnot a chat model\b",
+    re.IGNORECASE,
+)
+
+
+def denies_chats(said: str) -> bool:
+    """Whether an error says that the model takes no chats, such as one without a template."""
+    return _NO_CHATS.search(said) is not None
 
 
 def denies_tools(said: str) -> bool:

@@ -205,7 +205,10 @@ class Server:
     configuration: Configuration | None = None
     """What serves what; only Holdfast tells."""
     refusals: Mapping[str, str] = field(default_factory=dict)
-    """What the server says to a request for an ability that it does not have, by its name."""
+    """What the server says to a request for an ability that it does not have, by its name.
+
+    What it says to a chat with `max_tokens` is there, too, if it takes only the newer name of that.
+    """
 
     @property
     def is_vllm(self) -> bool:

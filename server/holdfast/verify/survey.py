@@ -13,31 +13,31 @@ from pydantic import TypeAdapter, ValidationError
 
 from holdfast.configuration_record import Configuration
 from holdfast.errors import NotReachableError, UsageError
+from holdfast.verify.abilities import (
+    KEY_REFUSED,
+    SURVEY_SECONDS,
+    answer_or_none,
+    key_refused,
+    smallest,
+    with_abilities,
+)
 from holdfast.verify.answers import (
     LEAST_TOO_GREAT,
     MalformedError,
     dig,
     dig_or,
     excerpt,
-    is_absent,
     shortened,
 )
-from holdfast.verify.denials import denies_tools
 from holdfast.verify.records import HoldfastFacts, Request, Server
 from holdfast.verify.redaction import redacted
 from holdfast.verify.target import Answer, NoAnswerError, Target
 from holdfast.verify.texts import with_texts
-from holdfast.verify.trial import CHAT, COMPLETIONS, MODELS, TOKENIZE
+from holdfast.verify.trial import CHAT, COMPLETIONS, MODELS
 from holdfast.verify.vitals import Vitals, ask_vitals
 from holdfast.verify.waiting import LIMITED_REMEDY, TOO_MANY, LimitedError, until_admitted
 
 _OK = 200
-_KEY_REFUSED = (401, 403)
-_LATER = (408, TOO_MANY)
-"""Statuses of a route that is there, and has no time now."""
-_UNAVAILABLE = 503
-"""The status of a server that is busy, or lacks a part: it says nothing of what it can do."""
-_SURVEY_SECONDS = 60.0
 _MOST_FACT_CHARACTERS = 10_000
 """The maximum of a fact about a server, such as a flag with a document: a report repeats it."""
 _LISTED_CHARACTERS = 2000
@@ -82,7 +82,7 @@ async def survey(
         configuration=await _configuration(target),
     )
     bounded = with_texts(server, partial(shortened, characters=_MOST_FACT_CHARACTERS))
-    return await _with_abilities(target, bounded)
+    return await with_abilities(target, bounded)
 
 
 async def ask_holdfast(target: Target) -> HoldfastFacts | None:
@@ -143,7 +143,7 @@ async def is_answering(target: Target, server: Server) -> bool:
     path = CHAT if "chat" in server.abilities else COMPLETIONS
     if path == COMPLETIONS and "completions" not in server.abilities:
         path = MODELS
-    request = Request("GET", MODELS) if path == MODELS else _smallest(path, server.model)
+    request = Request("GET", MODELS) if path == MODELS else smallest(path, server)
     # A connection that is kept may have been closed behind an error, which only a request shows.
     answer = await _told(target, request) or await _told(target, request)
     return answer is not None and answer.status in (_OK, TOO_MANY)
@@ -159,7 +159,7 @@ async def _models(target: Target) -> list[Any]:
     where = f"{without_secrets(target.url)}{MODELS}"
     ask = partial(target.ask, Request("GET", MODELS))
     try:
-        answer = await until_admitted(ask, _SURVEY_SECONDS)
+        answer = await until_admitted(ask, SURVEY_SECONDS)
     except LimitedError:
         raise NotReachableError(
             f"{where} refuses requests for now (HTTP {TOO_MANY}).",
@@ -170,8 +170,8 @@ async def _models(target: Target) -> list[Any]:
             f"{where} did not answer: {redacted(str(error), target.secrets)}.",
             remedy="start the server, or correct the URL.",
         ) from None
-    if answer.status in _KEY_REFUSED:
-        raise _key_refused(target, answer.status)
+    if answer.status in KEY_REFUSED:
+        raise key_refused(target, answer.status)
     if answer.status != _OK:
         raise NotReachableError(
             f"{where} answered HTTP {answer.status}.",
@@ -204,98 +204,6 @@ def _not_listed(named: str, ids: Sequence[str], secrets: Sequence[str]) -> Usage
     )
 
 
-def _key_refused(target: Target, status: int) -> UsageError:
-    told = "refused the key" if target.api_key else "asks for a key"
-    return UsageError(
-        f"the server {told} (HTTP {status}).",
-        remedy="give --api-key-file a file with a key of this server.",
-    )
-
-
-async def _with_abilities(target: Target, server: Server) -> Server:
-    """The server with what it can do, and what it says of the rest.
-
-    Raises:
-        UsageError: it lists its models without a key, and asks for one where they answer.
-    """
-    asked = {path: _smallest(path, server.model) for path in (CHAT, COMPLETIONS)}
-    asked[TOKENIZE] = Request("POST", TOKENIZE, {"model": server.model, "prompt": "Hello"})
-    names = {CHAT: "chat", COMPLETIONS: "completions"}
-    answers = {path: await _answer(target, request) for path, request in asked.items()}
-    found = [name for path, name in names.items() if _is_there(answers[path], server)]
-    if _tells_tokens(answers[TOKENIZE], server):
-        found.append("tokenize")
-    if not {"chat", "completions"} & set(found):
-        for answer in (answers[CHAT], answers[COMPLETIONS]):
-            if answer is not None and answer.status in _KEY_REFUSED:
-                raise _key_refused(target, answer.status)
-    refusals = {}
-    if "chat" in found:
-        if refusal := await _refusal_of_tools(target, server):
-            refusals["tools"] = refusal
-        else:
-            found.append("tools")
-    if server.holdfast:
-        found.append("holdfast")
-    return replace(server, abilities=tuple(found), refusals=refusals)
-
-
-async def _refusal_of_tools(target: Target, server: Server) -> str:
-    """What the server says to a chat that offers a function; empty if it may offer one.
-
-    A server must be told to parse calls. One that was not may say so with a status of its own
-    failure, as llama.cpp does with 500; vLLM says it with 400.
-    """
-    asked = _smallest(CHAT, server.model)
-    function = {"name": "nothing", "parameters": {"type": "object", "properties": {}}}
-    body = {**(asked.body or {}), "tools": [{"type": "function", "function": function}]}
-    answer = await _answer(target, Request("POST", CHAT, body))
-    if answer is None or answer.status == _OK:
-        return ""
-    said = _error_of(answer)
-    is_told = answer.status != _UNAVAILABLE and not server.is_vllm
-    is_denied = is_told and denies_tools(said)
-    return f"{said} (HTTP {answer.status})" if is_denied or not _is_there(answer, server) else ""
-
-
-def _error_of(answer: Answer) -> str:
-    """What the server says of an error, in OpenAI's form or in any other."""
-    try:
-        told = dig_or(answer.document, "error", "message", default="")
-    except MalformedError:
-        told = ""
-    return excerpt(told or answer.text or "nothing")
-
-
-def _is_there(answer: Answer | None, server: Server) -> bool:
-    """Whether the server has what was asked for, also where it fails: a check will find that.
-
-    Where vLLM lists a route, only a 4xx says that the model does not have it.
-    """
-    if answer is None or answer.status in _LATER:
-        return True
-    is_promised = server.is_vllm and answer.request.path in server.routes
-    return not 400 <= answer.status < 500 and (is_promised or not is_absent(answer.status))
-
-
-def _tells_tokens(answer: Answer | None, server: Server) -> bool:
-    """Whether it is that of vLLM's `/tokenize`: other servers have another route of that name."""
-    if answer is None or answer.status != _OK:
-        return _is_there(answer, server)
-    try:
-        told = answer.document
-    except MalformedError:
-        return False
-    return dig_or(told, "count", default=0) > 0 and bool(dig_or(told, "tokens", default=[]))
-
-
-def _smallest(path: str, model: str) -> Request:
-    asked: dict[str, Any] = {"model": model, "max_tokens": 1, "temperature": 0}
-    if path == CHAT:
-        return Request("POST", path, {**asked, "messages": [{"role": "user", "content": "Hi"}]})
-    return Request("POST", path, {**asked, "prompt": "Hi"})
-
-
 async def _configuration(target: Target) -> Configuration | None:
     """What Holdfast says that serves what; None if it says nothing, or in another shape."""
     status = await _document(target, "/statusz")
@@ -307,7 +215,7 @@ async def _configuration(target: Target) -> Configuration | None:
 
 async def _document(target: Target, path: str) -> Mapping[str, Any]:
     """The JSON object there; an empty one if there is none."""
-    answer = await _answer(target, Request("GET", path))
+    answer = await answer_or_none(target, Request("GET", path))
     if answer is None or answer.status != _OK:
         return {}
     try:
@@ -316,18 +224,10 @@ async def _document(target: Target, path: str) -> Mapping[str, Any]:
         return {}
 
 
-async def _answer(target: Target, request: Request) -> Answer | None:
-    """The answer; None if there is none, or the server lets no request in for that long."""
-    try:
-        return await until_admitted(partial(target.ask, request), _SURVEY_SECONDS)
-    except (LimitedError, NoAnswerError):
-        return None
-
-
 async def _told(target: Target, request: Request) -> Answer | None:
     """The answer, whatever it is; None if there is none."""
     try:
-        return await target.ask(request, deadline_seconds=_SURVEY_SECONDS)
+        return await target.ask(request, deadline_seconds=SURVEY_SECONDS)
     except NoAnswerError:
         return None
 

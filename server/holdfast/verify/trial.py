@@ -25,6 +25,9 @@ COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
 TOKENIZE = "/tokenize"
 LIMITED = f"the server limits its requests (429); {LIMITED_REMEDY}"
+MAX_TOKENS = "max_tokens"
+NEW_MAX_TOKENS = "max_completion_tokens"
+"""What OpenAI calls it in chats since its models think."""
 UNKNOWN_FIELD = (400, 422)
 """How a server refuses a field that it does not know."""
 _OK = 200
@@ -133,7 +136,7 @@ class Trial:
             NoAnswerError: there is none in time.
         """
         has_body = body is not None or raw
-        request = Request(method or ("POST" if has_body else "GET"), path, body, raw)
+        request = self.request(path, body, method or ("POST" if has_body else "GET"), raw)
         self._note(request)
         answer = await self.target.ask(request, deadline_seconds=deadline_seconds)
         self.answered_at_seconds = time.monotonic()
@@ -204,10 +207,8 @@ class Trial:
             UnexpectedStatusError: its status is not 200.
             InconclusiveError: it is 429 until the deadline.
         """
-        has_option = path in (CHAT, COMPLETIONS)
-        option = {"stream_options": {"include_usage": True}} if has_option else {}
-        asked = {"stream": True, **option, **body}
-        request = Request("POST", path, asked)
+        option = {"stream_options": {"include_usage": True}} if path in (CHAT, COMPLETIONS) else {}
+        request = self.request(path, {"stream": True, **option, **body})
         self._note(request)
         deadline_seconds = deadline_seconds or _deadline_seconds_of(body)
         answer = await self.admitted(partial(self.target.stream, request), deadline_seconds)
@@ -217,7 +218,7 @@ class Trial:
 
     async def leave(self, path: str, body: Mapping[str, Any], *, after_bytes: int) -> int:
         """Go away in the middle of a stream, and return its status."""
-        request = Request("POST", path, {"stream": True, **body})
+        request = self.request(path, {"stream": True, **body})
         self._note(request)
         leave = partial(self.target.leave_early, request, after_bytes=after_bytes)
         return (await self.admitted(leave)).status
@@ -241,6 +242,12 @@ class Trial:
             if "messages" in body and is_refused:
                 raise SkippedError(f"{TOKENIZE} does not accept chats") from None
             raise
+
+    def request(
+        self, path: str, body: Mapping[str, Any] | None, method: str = "POST", raw: str = ""
+    ) -> Request:
+        """The request, with the names that the server takes."""
+        return Request(method, path, body_for(self.server, path, body), raw)
 
     def chat_body(self, asked: ChatPrompt, **options: Any) -> dict[str, Any]:
         """The body of a chat."""
@@ -314,6 +321,13 @@ class Trial:
         noted = self._shared_requests if self._measuring else self._requests
         if len(noted) < _MAX_REQUESTS and request not in noted:
             noted.append(request)
+
+
+def body_for(server: Server, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The body, with the newer name of `max_tokens` in a chat where the server refuses the old."""
+    if body is None or path != CHAT or MAX_TOKENS not in server.refusals:
+        return body
+    return {NEW_MAX_TOKENS if name == MAX_TOKENS else name: body[name] for name in body}
 
 
 def _deadline_seconds_of(body: Mapping[str, Any]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from asgi_server import serving
 from double_limits import EVERY, LimitedDouble
 from holdfast.errors import NotReachableError, UsageError
-from holdfast.verify.records import Server
+from holdfast.verify.checks import wire
+from holdfast.verify.records import CheckStatus, Server
 from holdfast.verify.survey import is_answering, survey
 from holdfast.verify.target import Target
 from openai_double import MODEL, OpenAIDouble
 from scoring_double import ADAPTER, ScoringDouble
 from several_models import Several
+from verified import results
 
 NOTHING_KNOWN = Server(
     url="",
@@ -381,3 +384,83 @@ def test_a_list_of_models_is_shown_in_part_and_without_the_key() -> None:
     with pytest.raises(UsageError) as refused:
         surveyed(Several(other="x" * 100_000), named="qwen")
     assert len(str(refused.value)) < 3000
+
+
+class Choosy(OpenAIDouble):
+    """Refuses a chat that has what a test likes to refuse, in the words of that test."""
+
+    def __init__(self, said: str, refused: Callable[[dict[str, Any]], bool]) -> None:
+        super().__init__()
+        self.owned_by("acme").without("/version", "/statusz", "/metrics")
+        self._said, self._is_refused = said, refused
+
+    async def _chat(self, request: Request) -> Response:
+        if self._is_refused(await request.json()):
+            return JSONResponse({"error": {"message": self._said, "type": "x"}}, 400)
+        return await super()._chat(request)
+
+
+JUDGED = [
+    check
+    for check in wire.CHECKS
+    if check.name in ("models", "chat", "usage", "length", "events", "client_leaves")
+]
+OLD_NAME = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+
+
+def test_a_chat_may_have_the_newer_name_of_max_tokens() -> None:
+    """OpenAI's models that think take no other: every check asks with it, and one warns."""
+    app = Choosy(OLD_NAME, lambda body: "max_tokens" in body)
+    server = surveyed(app)
+    assert {"chat", "tools"} <= set(server.abilities)
+    assert server.refusals == {"max_tokens": f"{OLD_NAME} (HTTP 400)"}
+    made = results(app, JUDGED, "quick")
+    warned = made.pop("wire.models")
+    blamed = {CheckStatus.FAILED, CheckStatus.SKIPPED, CheckStatus.INCONCLUSIVE}
+    assert not blamed & {one.status for one in made.values()}
+    assert warned.status is CheckStatus.WARNED
+    assert OLD_NAME in warned.reason
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ("max_tokens must be at least 16", lambda body: body.get("max_tokens", 16) < 16),
+        ("temperature 0 is refused, only 1", lambda body: body.get("temperature") == 0),
+    ],
+)
+def test_chats_that_are_refused_are_not_passed_over(
+    said: str, refused: Callable[[dict[str, Any]], bool]
+) -> None:
+    """The server has them, and no check has judged one; each check that is skipped says why."""
+    app = Choosy(said, lambda body: refused(body) or "max_completion_tokens" in body)
+    made = results(app, JUDGED, "quick")
+    assert made["wire.models"].status is CheckStatus.INCONCLUSIVE
+    assert f"{said} (HTTP 400)" in made["wire.models"].reason
+    assert made["wire.chat"].status is CheckStatus.SKIPPED
+    assert said in made["wire.chat"].reason
+
+
+NO_CHATS = (
+    "default chat template is no longer allowed, so you must provide a chat template",
+    "Template error: template not found",
+    "The model does not support Chat Completions API",
+    "This is not a chat model and thus not supported in the v1/chat/completions endpoint.",
+)
+
+
+@pytest.mark.parametrize("said", NO_CHATS)
+def test_a_model_that_takes_no_chats_passes_without_them(said: str) -> None:
+    """As a base model, which has no chat template."""
+    made = results(Choosy(said, lambda _body: True), JUDGED, "quick")
+    assert made["wire.models"].status is CheckStatus.PASSED
+    assert made["wire.chat"].reason == f"the server does not answer chats: {said} (HTTP 400)"
+
+
+def test_a_refusal_is_quoted_where_nothing_answers() -> None:
+    """Else nobody knows what to mend."""
+    app = Choosy("no more credits", lambda _body: True).without("/v1/completions")
+    reason = results(app, JUDGED, "quick")["wire.models"].reason
+    assert reason == (
+        "the server answers neither chats nor completions: no more credits (HTTP 400)"
+    )

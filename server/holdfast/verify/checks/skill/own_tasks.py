@@ -8,7 +8,6 @@ from functools import partial
 from holdfast.verify.answers import MalformedError, has_words
 from holdfast.verify.baseline import OWN_TASKS
 from holdfast.verify.check import Check
-from holdfast.verify.records import Request
 from holdfast.verify.target import NoAnswerError
 from holdfast.verify.tasks import Task
 from holdfast.verify.trial import CHAT, InconclusiveError, SkippedError, Trial
@@ -43,7 +42,7 @@ async def _solves(trial: Trial, task: Task) -> bool | None:
     It asks without a record of the request, which would put the user's text into the report.
     """
     body = trial.chat_body(task.prompt, max_tokens=_ANSWER_TOKENS)
-    ask = partial(trial.target.ask, Request("POST", CHAT, body))
+    ask = partial(trial.target.ask, trial.request(CHAT, body))
     try:
         answer = await trial.admitted(ask, QUEUED_SECONDS)
         if answer.status == _OK:

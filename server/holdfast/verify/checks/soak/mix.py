@@ -20,7 +20,6 @@ from holdfast.verify.checks.sampling import sampling, takes_seeds
 from holdfast.verify.checks.self_agreement.sequences import longest_tokens
 from holdfast.verify.checks.soak.talk import REQUEST_SECONDS, Talk, read
 from holdfast.verify.checks.tools.asking import ALARM, REQUIRED, WEATHER, refused_choices
-from holdfast.verify.records import Request
 from holdfast.verify.trial import CHAT, InconclusiveError, Trial, UnexpectedStatusError
 
 _OK, _SERVER_ERROR = 200, 500
@@ -162,7 +161,7 @@ class Client:
     async def _leave(self) -> None:
         """Go away in the middle of a stream."""
         path, body = either(self._trial, _lines(self._drawn, 2), max_tokens=_LEFT_TOKENS)
-        request = Request("POST", path, {"stream": True, **body})
+        request = self._trial.request(path, {"stream": True, **body})
         after_bytes = self._drawn.randint(1, _MOST_BYTES_BEFORE_LEAVING)
         leave = partial(self._trial.target.leave_early, request, after_bytes=after_bytes)
         begun = await self._trial.admitted(leave, REQUEST_SECONDS)
@@ -173,7 +172,7 @@ class Client:
         """What the server is to refuse; `wire.refusals` judges how it does so."""
         # A server that takes it all the same has no more to write than one token.
         path, body = either(self._trial, _lines(self._drawn, 1), max_tokens=1, temperature="warm")
-        ask = partial(self._trial.target.ask, Request("POST", path, body))
+        ask = partial(self._trial.target.ask, self._trial.request(path, body))
         answer = await self._trial.admitted(ask, REQUEST_SECONDS)
         if answer.status >= _SERVER_ERROR:
             raise UnexpectedStatusError(answer)

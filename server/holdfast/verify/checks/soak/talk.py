@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from holdfast.verify.answers import MalformedError, dig
-from holdfast.verify.records import Request
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import CHAT, ChatMessage, Trial, UnexpectedStatusError
 
@@ -78,7 +77,7 @@ async def read(
         MalformedError: it is not whole.
     """
     options = {"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}
-    request = Request("POST", path, {**body, **options})
+    request = trial.request(path, {**body, **options})
     stream = await trial.admitted(partial(trial.target.stream, request), REQUEST_SECONDS)
     if stream.status != _OK:
         raise UnexpectedStatusError(stream)

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from holdfast.verify.checks.asking import PROMPT, either
-from holdfast.verify.records import Request
 from holdfast.verify.target import PATIENT_SECONDS, Answer, NoAnswerError
 from holdfast.verify.trial import SkippedError, Trial
 
@@ -33,7 +32,7 @@ async def ask_large(
     Raises:
         InconclusiveError: it is 429 until the deadline.
     """
-    request = Request("POST", path, body, raw)
+    request = trial.request(path, body, raw=raw)
     try:
         return await trial.admitted(partial(trial.target.ask, request), PATIENT_SECONDS)
     except NoAnswerError as error:

@@ -7,7 +7,8 @@ from functools import partial
 
 from holdfast.verify.answers import dig
 from holdfast.verify.check import Check
-from holdfast.verify.trial import MODELS, InconclusiveError, Trial
+from holdfast.verify.denials import denies_chats
+from holdfast.verify.trial import MAX_TOKENS, MODELS, InconclusiveError, Trial
 
 _OK = 200
 
@@ -29,8 +30,24 @@ async def models(trial: Trial) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     trial.require(not twice, f"{', '.join(twice)} is listed twice", answer)
     trial.measure("models", len(names))
-    if not {"chat", "completions"} & set(trial.server.abilities):
-        raise InconclusiveError("the server answers neither chats nor completions")
+    _judge_abilities(trial)
+
+
+def _judge_abilities(trial: Trial) -> None:
+    """Say what the server refuses, where the checks that need it are skipped without a fault.
+
+    Raises:
+        InconclusiveError: it has no route that writes, or refuses every chat.
+    """
+    able, refusals = trial.server.abilities, trial.server.refusals
+    told = refusals.get("chat", "")
+    if not {"chat", "completions"} & set(able):
+        neither = "the server answers neither chats nor completions"
+        raise InconclusiveError(f"{neither}: {told}" if told else neither)
+    if told and not denies_chats(told):
+        raise InconclusiveError(f"the server refuses the smallest chat: {told}")
+    if refused := refusals.get(MAX_TOKENS):
+        trial.warn(f"a chat is refused for its `{MAX_TOKENS}`, which most clients send: {refused}")
 
 
 CHECKS = (
