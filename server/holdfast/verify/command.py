@@ -47,7 +47,7 @@ from holdfast.verify.records import (
     depth_of,
 )
 from holdfast.verify.redaction import redacted
-from holdfast.verify.report import write
+from holdfast.verify.report import remove, write
 from holdfast.verify.runner import RunContext, judge, run
 from holdfast.verify.soak_plan import plan_of
 from holdfast.verify.survey import ask_facts, survey
@@ -81,7 +81,7 @@ def verify(arguments: Sequence[str]) -> int:
     key, options = read_key(flags.api_key_file), _options(flags)
     admin_key = read_key(flags.admin_api_key_file, "--admin-api-key-file")
     directory: Path = flags.out
-    _make_directory(directory)
+    _prepare(directory)
     try:
         report, measured = asyncio.run(_run(url, (key, admin_key), flags.profile, options))
         counts = ", ".join(f"{report.count(s)} {s}" for s in CheckStatus if report.count(s))
@@ -255,10 +255,11 @@ def _shown(url: str, admin_key: str, report: Report) -> str:
         return "the status page may not show the verdict: interrupted"
 
 
-def _make_directory(path: Path) -> None:
-    """Find out before the run that there can be a report."""
+def _prepare(path: Path) -> None:
+    """Find out before the run that there can be a report, and have no other one there."""
     try:
         make_writable(path)
+        remove(path)
     except OSError as error:
         raise UsageError(
             f"--out: cannot write a report to {path}: {error}.", remedy="name another directory."

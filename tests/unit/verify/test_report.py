@@ -52,6 +52,7 @@ from holdfast.verify.report import (
     junit,
     markdown,
     page,
+    remove,
     wording,
     write,
 )
@@ -426,6 +427,17 @@ def test_a_form_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
     with pytest.raises(HoldfastError, match=r"report\.json could not be written: Is a directory"):
         write(REPORT, tmp_path)
     assert {one.name for one in tmp_path.iterdir() if one.is_file()} == set(FORMS) - {"report.json"}
+
+
+def test_only_the_files_of_a_report_are_removed(tmp_path: Path) -> None:
+    """Whatever a user has beside them stays, and so does a file that one of them links to."""
+    kept = tmp_path / "baseline"
+    kept.touch()
+    (tmp_path / "report.json").mkdir()
+    (tmp_path / "report.html").symlink_to(kept)
+    (tmp_path / "junit.xml").touch()
+    remove(tmp_path)
+    assert {one.name for one in tmp_path.iterdir()} == {"baseline", "report.json"}
 
 
 def test_a_file_that_nobody_may_change_is_replaced(tmp_path: Path) -> None:

@@ -34,6 +34,17 @@ FORMS: Mapping[str, Callable[[Report], str]] = MappingProxyType(
 """What renders a report, by the name of the file."""
 
 
+def remove(directory: Path) -> None:
+    """Remove the files of an earlier report: they would be taken for those of a run that fails.
+
+    Raises:
+        OSError: a file could not be removed.
+    """
+    for path in map(directory.joinpath, FORMS):
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+
+
 def write(report: Report, directory: Path) -> Path:
     """Write every form into an existing directory, and return the path of the page.
 
