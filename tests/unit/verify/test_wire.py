@@ -523,6 +523,21 @@ def test_vllm_says_with_404_or_405_that_it_has_no_route(
     assert made.status is judged, made.reason
 
 
+@pytest.mark.parametrize(
+    ("status", "judged"),
+    [
+        (400, CheckStatus.PASSED),
+        (403, CheckStatus.PASSED),
+        (200, CheckStatus.FAILED),
+        (500, CheckStatus.FAILED),
+    ],
+)
+def test_others_say_with_any_4xx_that_they_have_no_route(status: int, judged: CheckStatus) -> None:
+    """As AWS API Gateway does with 403."""
+    (made,) = results(Elsewhere(status).owned_by("openai"), REFUSALS).values()
+    assert made.status is judged, made.reason
+
+
 class Missing(OpenAIDouble):
     """Lists responses, and does not have them."""
 

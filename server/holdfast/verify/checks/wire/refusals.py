@@ -15,6 +15,7 @@ from holdfast.verify.trial import CHAT, COMPLETIONS, Trial
 
 _MAX_ASKED_TOKENS = 300_000
 """A longer prompt would exceed the limits of bodies that servers have."""
+_REFUSED = range(400, 500)
 _OF_VLLM = (404, 405)
 """How it says that it has no such route, or not for this method."""
 
@@ -27,7 +28,7 @@ class Wrong:
     path: str
     body: dict[str, Any] | None = None
     raw: str = ""
-    statuses: range | tuple[int, ...] = range(400, 500)
+    statuses: range | tuple[int, ...] = _REFUSED
 
 
 async def refusals(trial: Trial) -> None:
@@ -42,7 +43,9 @@ async def refusals(trial: Trial) -> None:
     for method, path in (("GET", "/v1/none"), ("PUT", CHAT)):
         answer = await trial.admitted(partial(trial.ask, path, method=method))
         said = f"{method} {path} gets {answer.status}"
-        is_told = answer.status in _OF_VLLM if trial.server.is_vllm else is_absent(answer.status)
+        is_told = answer.status in _OF_VLLM
+        if not trial.server.is_vllm:  # AWS API Gateway, for example, says it with 403
+            is_told = answer.status in _REFUSED or is_absent(answer.status)
         trial.require(is_told, said, answer)
     trial.measure("wrong requests", len(wrong))
     path, body = either(trial, PROMPT, max_tokens=1)
