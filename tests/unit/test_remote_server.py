@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.remote_server import check_proxies, read_key, server_verification
+from holdfast.remote_server import base_url, check_proxies, read_key, server_verification
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         read_key(tmp_path / "none")
     assert refused.value.cause == f"--api-key-file: {tmp_path / 'none'}: No such file or directory."
+
+
+@pytest.mark.parametrize("end", ["/#frag", "/v1?api-version=1", "?", "#"])
+def test_an_address_with_a_query_or_a_fragment_is_refused(end: str) -> None:
+    """The paths of requests would stand behind it; it is not shown, since it may have a key."""
+    with pytest.raises(UsageError, match="query or a fragment") as refused:
+        base_url(f"http://host:8000{end}")
+    assert "host" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("url", "is_anybody_trusted"), [("http://x", False), ("https://x", True)])

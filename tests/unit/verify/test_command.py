@@ -212,6 +212,7 @@ def test_no_server_is_exit_3(tmp_path: Path) -> None:
     [
         (),
         ("spark:8000",),
+        ("http://x/v1?api-version=1",),
         ("http://x", "--profile", "huge"),
         ("http://x", "--api-key-file", "/nowhere"),
         ("http://x", "--api-key-file", "/dev/null"),
