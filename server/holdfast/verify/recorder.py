@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +84,7 @@ def keep(measured: Baseline | None, report: Report, path: Path, options: Options
         origin=replace(measured.origin, verdict=report.verdict.value),
     )
     try:
-        write_baseline(whole, path)
+        write_baseline(whole, _resolved(path))
     except ValueError as error:  # such as half of a surrogate pair in what the server says
         return f"baseline: not written, and {path} is as before: {excerpt(str(error))}"
     except OSError as error:
@@ -95,11 +96,18 @@ def keep(measured: Baseline | None, report: Report, path: Path, options: Options
 
 
 def _prepare(path: Path) -> None:
-    """Find out before the run that there can be a file."""
+    """Find out before the run that there can be a file, in place of nothing or of another file."""
     try:
-        make_writable(path.parent)
-        why = "it is a directory" if path.is_dir() else ""
+        target = _resolved(path)
+        make_writable(target.parent)
+        is_other = os.path.lexists(target) and not target.is_file()
+        why = "it is not a regular file" if is_other else ""
     except OSError as error:
         why = error.strerror or str(error)
     if why:
         raise UsageError(f"--record: {path} cannot be written: {why}.", remedy="name another file.")
+
+
+def _resolved(path: Path) -> Path:
+    """What the path leads to: a file is replaced, and a link to it stays one."""
+    return Path(os.path.realpath(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,6 +109,26 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_run(path: Path) -> 
     """A run takes minutes."""
     with pytest.raises(UsageError, match="--record: "):
         options_of(None, path)
+
+
+def test_what_is_not_a_file_is_not_replaced(tmp_path: Path) -> None:
+    """A baseline would take the place of a device, a pipe or a directory."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (Path("/dev/null"), tmp_path, *tmp_path.iterdir()):
+        with pytest.raises(UsageError, match=r"--record: .* is not a regular file"):
+            options_of(None, path)
+
+
+def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
+    """As one to the baseline of a version."""
+    link, path = tmp_path / "link", tmp_path / "file"
+    link.symlink_to(path)
+    assert options_of(None, link).records
+    assert keep(Baseline(origin=ORIGIN), REPORT, link, Options()) == f"baseline: {link}"
+    assert link.readlink() == path
+    assert path.is_file()
 
 
 def test_a_file_that_is_not_a_baseline_is_refused_before_the_run(tmp_path: Path) -> None:
