@@ -28,16 +28,54 @@ NO_DONE = f"the stream does not end with {DONE}"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _SHOWN = 80
 """Characters or bytes of what is wrong, in a fault."""
+_MOST_EVENTS = 200_000
+"""Several times what any answer of a check can have; a hostile one fits millions into its bytes."""
+_MOST_LINES = 4 * _MOST_EVENTS
+_MOST_FAULTS = 1000
+_FINE_CHUNKS = 10_000
+"""After so many, chunks that come together are joined: each takes more memory than its bytes."""
+_TOGETHER_SECONDS = 0.01
 _FIELDS = frozenset({"data", "event", "id", "retry"})
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Bytes that were read at once."""
+    """Bytes that were read at once, or almost."""
 
     at_seconds: float
-    """Since the request was sent."""
+    """When the last of them came, since the request was sent."""
     content: bytes
+
+
+class Received:
+    """The chunks of an answer that is under way; of a great many small ones, some are joined."""
+
+    def __init__(self) -> None:
+        self.byte_count = 0
+        self._chunks: list[Chunk] = []
+        self._parts: list[bytes] = []
+        """Of the next chunk, which more may come to."""
+        self._from_seconds = self._until_seconds = 0.0
+
+    def add(self, at_seconds: float, content: bytes) -> None:
+        """Take bytes that were read at once."""
+        is_fine = len(self._chunks) < _FINE_CHUNKS
+        if is_fine or at_seconds - self._from_seconds > _TOGETHER_SECONDS:
+            self._join()
+            self._from_seconds = at_seconds
+        self._parts.append(content)
+        self._until_seconds = at_seconds
+        self.byte_count += len(content)
+
+    def chunks(self) -> tuple[Chunk, ...]:
+        """All that has come."""
+        self._join()
+        return tuple(self._chunks)
+
+    def _join(self) -> None:
+        if self._parts:
+            self._chunks.append(Chunk(self._until_seconds, b"".join(self._parts)))
+            self._parts = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +193,10 @@ def read_frames(chunks: Sequence[Chunk]) -> Frames:
     """
     frames = Frames()
     fields: list[tuple[str, str]] = []
-    for at_seconds, line in _lines(chunks, frames):
+    for count, (at_seconds, line) in enumerate(_lines(chunks, frames)):
+        if reason := _too_long(count, frames):
+            frames.faults.append(reason)
+            return frames
         try:
             text = line.decode()
         except UnicodeDecodeError:
@@ -172,6 +213,15 @@ def read_frames(chunks: Sequence[Chunk]) -> Frames:
         frames.faults.append("the last event does not end with an empty line")
     _check_documents(frames)
     return frames
+
+
+def _too_long(lines: int, frames: Frames) -> str:
+    """Why no more of a stream is read; empty if the next line is."""
+    if len(frames.events) >= _MOST_EVENTS:
+        return f"it has more than {_MOST_EVENTS:,} events"
+    if lines >= _MOST_LINES:
+        return f"it has more than {_MOST_LINES:,} lines"
+    return "" if len(frames.faults) < _MOST_FAULTS else "the rest was not read"
 
 
 def _lines(chunks: Sequence[Chunk], frames: Frames) -> Iterator[tuple[float, bytes]]:

@@ -7,7 +7,7 @@ import base64
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -19,7 +19,7 @@ import httpx
 from holdfast.remote_server import server_verification
 from holdfast.verify.answers import MalformedError, dig, dig_or, excerpt, read_json
 from holdfast.verify.records import Request
-from holdfast.verify.streams import Chunk, StreamedAnswer
+from holdfast.verify.streams import Received, StreamedAnswer
 
 REQUEST_SECONDS = 120.0
 """The deadline of one answer, unless the caller has another."""
@@ -39,6 +39,9 @@ _THOUGHTS = ("reasoning", "reasoning_content")
 _DETAILS = "completion_tokens_details"
 _MAX_BYTES = 64 * 1024 * 1024
 """The maximum of one answer."""
+_EVENTS = "text/event-stream"
+_MOST_BYTES_AT_ONCE = 1024 * 1024
+"""A longer stream is taken apart in a thread, beside which Ctrl-C and other requests go on."""
 
 
 THOUGHT_BEGINS, THOUGHT_ENDS = "<think>", "</think>"
@@ -179,7 +182,11 @@ class Target:
         Raises:
             NoAnswerError: it did not end in time.
         """
-        return await self._read(request, deadline_seconds)
+        found = await self._read(request, deadline_seconds)
+        is_events = found.content_type.lower().startswith(_EVENTS)
+        if is_events and sum(len(chunk.content) for chunk in found.chunks) > _MOST_BYTES_AT_ONCE:
+            await asyncio.to_thread(_parse, found)
+        return found
 
     async def leave_early(
         self, request: Request, *, after_bytes: int, deadline_seconds: float = REQUEST_SECONDS
@@ -195,20 +202,19 @@ class Target:
         self, request: Request, deadline_seconds: float, enough_bytes: int = _MAX_BYTES + 1
     ) -> StreamedAnswer:
         started_seconds = time.monotonic()
-        chunks, read_bytes = [], 0
+        received = Received()
         async with self._sent(request, deadline_seconds) as response:
             async for content in response.aiter_bytes():
-                chunks.append(Chunk(time.monotonic() - started_seconds, content))
-                read_bytes += len(content)
-                if read_bytes > _MAX_BYTES:
+                received.add(time.monotonic() - started_seconds, content)
+                if received.byte_count > _MAX_BYTES:
                     raise NoAnswerError(request, f"the answer is longer than {_MAX_BYTES} bytes")
-                if read_bytes >= enough_bytes:
+                if received.byte_count >= enough_bytes:
                     break
         return StreamedAnswer(
             request,
             response.status_code,
             response.headers.get("content-type", ""),
-            tuple(chunks),
+            received.chunks(),
             time.monotonic() - started_seconds,
             response.headers.get("retry-after", ""),
         )
@@ -250,6 +256,12 @@ def _content(request: Request) -> bytes | None:
     if request.body is not None:
         return json.dumps(request.body).encode()
     return request.raw.encode() or None
+
+
+def _parse(answer: StreamedAnswer) -> None:
+    """Take a stream apart, so that it need not be done later."""
+    with suppress(MalformedError):  # each check that asks for the documents is told
+        _ = answer.documents
 
 
 def _require_plain(request: Request, response: httpx.Response) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.verify.answers import MalformedError
 from holdfast.verify.records import Request
-from holdfast.verify.streams import Chunk, Frames, StreamedAnswer, read_frames
+from holdfast.verify.streams import Chunk, Frames, Received, StreamedAnswer, read_frames
 
 WELL = (
     'data: {"a": "é\\u00e9"}\r\n\r\n: ping\n\nevent: x\nid: 1\n'
@@ -115,3 +115,35 @@ def test_a_long_line_in_small_parts_is_read() -> None:
     found = frames(*parts)
     assert found.faults == []
     assert len(found.events[0].data) == len('{"a": ""}') + 200_000 * len(part)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (b"data: {}\n\n" * 300_000, "it has more than 200,000 events"),
+        (b":\n" * 1_000_000, "it has more than 800,000 lines"),
+        (b"x\n" * 1_000_000, "the rest was not read"),
+    ],
+)
+def test_a_stream_without_end_is_read_in_part(text: bytes, fault: str) -> None:
+    """Its bytes are few, and what is made of each takes a hundred times as many."""
+    found = frames(text)
+    assert found.faults[-1] == fault
+    assert len(found.events) <= 200_000
+    assert len(found.faults) <= 1001
+
+
+def test_small_chunks_are_joined_once_there_are_many() -> None:
+    """Those that come together; the first ones, and those that come later, keep their times."""
+    received = Received()
+    for number in range(10_000):
+        received.add(number / 1e6, b"a")
+    for number in range(100_000):
+        received.add(1.0 + number / 1e6, b"b")
+    received.add(2.0, b"c")
+    chunks = received.chunks()
+    assert received.byte_count == 110_001
+    assert b"".join(chunk.content for chunk in chunks) == b"a" * 10_000 + b"b" * 100_000 + b"c"
+    assert len(chunks) <= 10_012
+    assert chunks[7] == Chunk(7e-6, b"a")
+    assert chunks[-1] == Chunk(2.0, b"c")

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from asgi_server import serving
 from holdfast.verify import target
 from holdfast.verify.records import Request
+from holdfast.verify.streams import StreamedAnswer
 from self_signed import certificate
 
 
@@ -58,6 +59,27 @@ def test_an_answer_may_come_as_late_as_its_own_deadline(monkeypatch: pytest.Monk
             return (await found.ask(Request("GET", "/"), deadline_seconds=30)).status
 
     assert asyncio.run(ask()) == 200
+
+
+@pytest.mark.parametrize(("events", "is_parsed"), [(10, False), (150_000, True)])
+def test_a_long_stream_is_taken_apart_before_a_check_asks(events: int, is_parsed: bool) -> None:
+    """In a thread: where it takes seconds, Ctrl-C would wait for it."""
+    body = b"data: {}\n\n" * events + b"data: [DONE]\n\n"
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await Response(body, media_type="Text/Event-Stream")(scope, receive, send)
+
+    async def ask() -> StreamedAnswer:
+        async with (
+            serving(app) as client,
+            target.Target(str(client.base_url).rstrip("/")) as found,
+        ):
+            return await found.stream(Request("GET", "/"))
+
+    answer = asyncio.run(ask())
+    assert ("documents" in vars(answer)) is is_parsed
+    assert len(answer.documents) == events
 
 
 def asked(body: bytes, encoding: str) -> tuple[str, str]:
