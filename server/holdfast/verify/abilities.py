@@ -9,9 +9,10 @@ from typing import Any
 from holdfast.errors import UsageError
 from holdfast.verify.answers import MalformedError, dig_or, excerpt, is_absent
 from holdfast.verify.denials import denies_tools
+from holdfast.verify.naming import MAX_TOKENS, NEW_MAX_TOKENS, body_for
 from holdfast.verify.records import Request, Server
 from holdfast.verify.target import Answer, NoAnswerError, Target
-from holdfast.verify.trial import CHAT, COMPLETIONS, MAX_TOKENS, NEW_MAX_TOKENS, TOKENIZE, body_for
+from holdfast.verify.trial import CHAT, COMPLETIONS, TOKENIZE
 from holdfast.verify.waiting import TOO_MANY, LimitedError, until_admitted
 
 KEY_REFUSED = (401, 403)

@@ -35,7 +35,14 @@ from holdfast.verify.target import Answer, NoAnswerError, Target
 from holdfast.verify.texts import with_texts
 from holdfast.verify.trial import CHAT, COMPLETIONS, MODELS
 from holdfast.verify.vitals import Vitals, ask_vitals
-from holdfast.verify.waiting import LIMITED_REMEDY, TOO_MANY, LimitedError, until_admitted
+from holdfast.verify.waiting import (
+    LIMITED_REMEDY,
+    TOO_MANY,
+    LimitedError,
+    is_limited,
+    is_too_many,
+    until_admitted,
+)
 
 _OK = 200
 _MOST_FACT_CHARACTERS = 10_000
@@ -146,7 +153,7 @@ async def is_answering(target: Target, server: Server) -> bool:
     request = Request("GET", MODELS) if path == MODELS else smallest(path, server)
     # A connection that is kept may have been closed behind an error, which only a request shows.
     answer = await _told(target, request) or await _told(target, request)
-    return answer is not None and answer.status in (_OK, TOO_MANY)
+    return answer is not None and (answer.status == _OK or is_limited(answer))
 
 
 def without_secrets(url: str) -> str:
@@ -159,7 +166,8 @@ async def _models(target: Target) -> list[Any]:
     where = f"{without_secrets(target.url)}{MODELS}"
     ask = partial(target.ask, Request("GET", MODELS))
     try:
-        answer = await until_admitted(ask, SURVEY_SECONDS)
+        # A server that is not ready says 503, and may say when it will be.
+        answer = await until_admitted(ask, SURVEY_SECONDS, is_refused=is_too_many)
     except LimitedError:
         raise NotReachableError(
             f"{where} refuses requests for now (HTTP {TOO_MANY}).",

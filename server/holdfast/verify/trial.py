@@ -12,22 +12,26 @@ from typing import Any, TypeVar
 
 from holdfast.verify.answers import MalformedError, dig, excerpt, quoted, shortened
 from holdfast.verify.baseline import Baseline, limit_of
+from holdfast.verify.naming import body_for
 from holdfast.verify.options import Options
 from holdfast.verify.records import Fault, Limit, Number, Profile, Request, Series, Server
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import PATIENT_SECONDS, REQUEST_SECONDS, Answer, Target
 from holdfast.verify.tasks import score_key
 from holdfast.verify.texts import with_texts
-from holdfast.verify.waiting import LIMITED_REMEDY, AnyAnswer, LimitedError, until_admitted
+from holdfast.verify.waiting import (
+    LIMITED_REMEDY,
+    AnyAnswer,
+    LimitedError,
+    is_limited,
+    until_admitted,
+)
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
 TOKENIZE = "/tokenize"
-LIMITED = f"the server limits its requests (429); {LIMITED_REMEDY}"
-MAX_TOKENS = "max_tokens"
-NEW_MAX_TOKENS = "max_completion_tokens"
-"""What OpenAI calls it in chats since its models think."""
+LIMITED = f"the server limits its requests (429, or 503 with Retry-After); {LIMITED_REMEDY}"
 UNKNOWN_FIELD = (400, 422)
 """How a server refuses a field that it does not know."""
 _OK = 200
@@ -143,7 +147,11 @@ class Trial:
         return answer
 
     async def admitted(
-        self, ask: Callable[..., Awaitable[AnyAnswer]], deadline_seconds: float = REQUEST_SECONDS
+        self,
+        ask: Callable[..., Awaitable[AnyAnswer]],
+        deadline_seconds: float = REQUEST_SECONDS,
+        *,
+        is_refused: Callable[[AnyAnswer], bool] = is_limited,
     ) -> AnyAnswer:
         """The answer that `ask` gets, see `until_admitted`.
 
@@ -152,7 +160,7 @@ class Trial:
             InconclusiveError: the server does not let it in before the deadline.
         """
         try:
-            answer = await until_admitted(ask, deadline_seconds, self._note_limit)
+            answer = await until_admitted(ask, deadline_seconds, self._note_limit, is_refused)
         except LimitedError:
             raise InconclusiveError(LIMITED) from None
         self.answered_at_seconds = time.monotonic()
@@ -166,7 +174,7 @@ class Trial:
         Raises:
             NoAnswerError: there is none in time.
             UnexpectedStatusError: its status is not 200.
-            InconclusiveError: it is 429 until the deadline.
+            InconclusiveError: it is not let in before the deadline.
         """
         deadline_seconds = deadline_seconds or _deadline_seconds_of(body)
         answer = await self.admitted(partial(self.ask, path, body), deadline_seconds)
@@ -205,7 +213,7 @@ class Trial:
         Raises:
             NoAnswerError: it does not end in time.
             UnexpectedStatusError: its status is not 200.
-            InconclusiveError: it is 429 until the deadline.
+            InconclusiveError: it is not let in before the deadline.
         """
         option = {"stream_options": {"include_usage": True}} if path in (CHAT, COMPLETIONS) else {}
         request = self.request(path, {"stream": True, **option, **body})
@@ -321,13 +329,6 @@ class Trial:
         noted = self._shared_requests if self._measuring else self._requests
         if len(noted) < _MAX_REQUESTS and request not in noted:
             noted.append(request)
-
-
-def body_for(server: Server, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The body, with the newer name of `max_tokens` in a chat where the server refuses the old."""
-    if body is None or path != CHAT or MAX_TOKENS not in server.refusals:
-        return body
-    return {NEW_MAX_TOKENS if name == MAX_TOKENS else name: body[name] for name in body}
 
 
 def _deadline_seconds_of(body: Mapping[str, Any]) -> float:

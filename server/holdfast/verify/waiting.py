@@ -12,6 +12,7 @@ from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import PATIENT_SECONDS, Answer
 
 TOO_MANY = 429
+_UNAVAILABLE = 503
 AT_ONCE = 8
 """How many requests a check sends together."""
 QUEUED_SECONDS = AT_ONCE * PATIENT_SECONDS
@@ -29,12 +30,23 @@ class LimitedError(Exception):
     """The server does not let a request in before the deadline."""
 
 
+def is_limited(answer: Answer | StreamedAnswer) -> bool:
+    """Whether the server takes the request, only not now: 503 also says that it is broken."""
+    return is_too_many(answer) or (answer.status == _UNAVAILABLE and bool(answer.retry_after))
+
+
+def is_too_many(answer: Answer | StreamedAnswer) -> bool:
+    """Whether the server limits requests, and says so as all do."""
+    return answer.status == TOO_MANY
+
+
 async def until_admitted(
     ask: Callable[..., Awaitable[AnyAnswer]],
     deadline_seconds: float,
     on_wait: Callable[[], None] = lambda: None,
+    is_refused: Callable[[AnyAnswer], bool] = is_limited,
 ) -> AnyAnswer:
-    """The answer that `ask` gets, with any status but 429: as long as it has that, ask again.
+    """The answer that `ask` gets, unless it is refused only for now: then ask again.
 
     The deadline is that of each answer, and that of the wait for a request to be let in. Before
     each wait `on_wait` is called.
@@ -46,7 +58,7 @@ async def until_admitted(
     ends_seconds = time.monotonic() + deadline_seconds
     while True:
         answer = await ask(deadline_seconds=deadline_seconds)
-        if answer.status != TOO_MANY:
+        if not is_refused(answer):
             return answer
         on_wait()
         wait_seconds = _wait_seconds(answer.retry_after)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from holdfast.verify.waiting import LimitedError, together, until_admitted
+from holdfast.verify.waiting import LimitedError, is_limited, is_too_many, together, until_admitted
 
 
-def refusing(times: int, retry_after: str = "0") -> Any:
+def refusing(times: int, retry_after: str = "0", status: int = 429) -> Any:
     """A server that refuses as often."""
     left = times
 
     async def ask(**_: float) -> Any:
         nonlocal left
         left -= 1
-        return SimpleNamespace(status=429 if left >= 0 else 200, retry_after=retry_after)
+        return SimpleNamespace(status=status if left >= 0 else 200, retry_after=retry_after)
 
     return ask
 
@@ -29,6 +30,18 @@ def test_a_request_is_made_again_until_it_is_let_in() -> None:
     ask = refusing(2)
     answer = asyncio.run(until_admitted(ask, 60.0, lambda: waits.append(None)))
     assert (answer.status, len(waits)) == (200, 2)
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "is_refused", "status"),
+    [("0", is_limited, 200), ("", is_limited, 503), ("0", is_too_many, 503)],
+)
+def test_503_is_a_refusal_for_now_only_where_it_says_until_when(
+    retry_after: str, is_refused: Callable[[Any], bool], status: int
+) -> None:
+    """As gateways say it under load; without that, the server may be broken."""
+    ask = refusing(1, retry_after, 503)
+    assert asyncio.run(until_admitted(ask, 60.0, is_refused=is_refused)).status == status
 
 
 def test_a_wait_beyond_the_deadline_is_not_begun() -> None:

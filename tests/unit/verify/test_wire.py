@@ -287,8 +287,9 @@ class Uncounting(OpenAIDouble):
         if self._told >= 0 or not self._lost:
             return await super()._metrics(request)
         self._lost -= 1
-        status = 429 if self._retry_after else 503
-        return JSONResponse({}, status, {"Retry-After": self._retry_after or "0"})
+        if self._retry_after:
+            return JSONResponse({}, 429, {"Retry-After": self._retry_after})
+        return JSONResponse({}, 503)
 
 
 @pytest.mark.parametrize(

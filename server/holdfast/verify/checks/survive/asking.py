@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.verify.checks.asking import PROMPT, either
 from holdfast.verify.target import PATIENT_SECONDS, Answer, NoAnswerError
 from holdfast.verify.trial import SkippedError, Trial
+from holdfast.verify.waiting import is_too_many
 
 
 def require_consent(trial: Trial) -> None:
@@ -34,7 +35,8 @@ async def ask_large(
     """
     request = trial.request(path, body, raw=raw)
     try:
-        return await trial.admitted(partial(trial.target.ask, request), PATIENT_SECONDS)
+        ask = partial(trial.target.ask, request)
+        return await trial.admitted(ask, PATIENT_SECONDS, is_refused=is_too_many)
     except NoAnswerError as error:
         trial.measure(f"{what}: connections closed", 1)
         trial.warn(f"{what}: {error}")

@@ -19,7 +19,7 @@ from holdfast.verify.records import HoldfastFacts, equal_to
 from holdfast.verify.survey import ask_facts, ask_holdfast
 from holdfast.verify.target import PATIENT_SECONDS, Answer, NoAnswerError
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial, UnexpectedStatusError
-from holdfast.verify.waiting import together
+from holdfast.verify.waiting import is_too_many, together
 
 CLIENTS = 16
 ANSWER_TOKENS = 192
@@ -139,7 +139,9 @@ async def _one(trial: Trial, asked: PathAndBody) -> CountedAnswer | None:
     """What the answer says; None if it is lost, which is a fault."""
     path, body = asked
     try:
-        answer = await trial.admitted(partial(trial.ask, path, body), PATIENT_SECONDS)
+        ask = partial(trial.ask, path, body)
+        # A server that says 503 has lost the answer, whenever it would take the next request.
+        answer = await trial.admitted(ask, PATIENT_SECONDS, is_refused=is_too_many)
     except NoAnswerError as error:
         trial.blame(f"an answer was lost: {error}")
         return None

@@ -8,7 +8,8 @@ from functools import partial
 from holdfast.verify.answers import dig
 from holdfast.verify.check import Check
 from holdfast.verify.denials import denies_chats
-from holdfast.verify.trial import MAX_TOKENS, MODELS, InconclusiveError, Trial
+from holdfast.verify.naming import MAX_TOKENS
+from holdfast.verify.trial import MODELS, InconclusiveError, Trial
 
 _OK = 200
 
