@@ -109,6 +109,8 @@ class StreamedAnswer:
     seconds: float
     retry_after: str = ""
     """The header; empty if there is none."""
+    location: str = ""
+    """The header of a redirect, in the same way."""
 
     @cached_property
     def frames(self) -> Frames:

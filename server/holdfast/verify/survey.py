@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -44,7 +44,7 @@ from holdfast.verify.waiting import (
     until_admitted,
 )
 
-_OK = 200
+_OK, _REDIRECTS = 200, range(300, 400)
 _MOST_FACT_CHARACTERS = 10_000
 """The maximum of a fact about a server, such as a flag with a document: a report repeats it."""
 _LISTED_CHARACTERS = 2000
@@ -180,6 +180,12 @@ async def _models(target: Target) -> list[Any]:
         ) from None
     if answer.status in KEY_REFUSED:
         raise key_refused(target, answer.status)
+    if answer.status in _REDIRECTS and (location := _location(where, answer)):
+        told = f"{where} answered HTTP {answer.status}, a redirect to {location}"
+        raise NotReachableError(
+            f"{redacted(told, target.secrets)}.",
+            remedy="if the server is there, give that address without /models.",
+        )
     if answer.status != _OK:
         raise NotReachableError(
             f"{where} answered HTTP {answer.status}.",
@@ -195,6 +201,16 @@ async def _models(target: Target) -> list[Any]:
     if not models:
         raise NotReachableError(f"{where} lists no model.", remedy="load a model.")
     return models
+
+
+def _location(where: str, redirect: Answer) -> str:
+    """Where a redirect leads to; empty if it does not say."""
+    if not redirect.location:
+        return ""
+    try:
+        return excerpt(without_secrets(urljoin(where, redirect.location)))
+    except ValueError:
+        return ""
 
 
 def _chosen(models: Sequence[Any], wanted: str | None) -> Any:

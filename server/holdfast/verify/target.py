@@ -67,6 +67,8 @@ class Answer:
     seconds: float
     retry_after: str = ""
     """The header; empty if there is none."""
+    location: str = ""
+    """The header of a redirect, in the same way."""
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -172,6 +174,7 @@ class Target:
             streamed.text,
             streamed.seconds,
             streamed.retry_after,
+            streamed.location,
         )
 
     async def stream(
@@ -217,6 +220,7 @@ class Target:
             received.chunks(),
             time.monotonic() - started_seconds,
             response.headers.get("retry-after", ""),
+            response.headers.get("location", ""),
         )
 
     @asynccontextmanager

@@ -386,6 +386,34 @@ def test_a_list_of_models_is_shown_in_part_and_without_the_key() -> None:
     assert len(str(refused.value)) < 3000
 
 
+class Moved(OpenAIDouble):
+    """Has its models elsewhere, and repeats the key."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__()
+        self.api_key = "sk-of-this-server"
+        self._location = location
+
+    async def _models(self, _request: Request) -> Response:
+        return Response(status_code=307, headers={"Location": self._location})
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("https://other/v1/models?token=1", r", a redirect to https://other/v1/models\."),
+        ("/real/v1/models", r", a redirect to http://127\.0\.0\.1:\d+/real/v1/models\."),
+        ("http://u:p@other/sk-of-this-server", r", a redirect to http://other/\[hidden\]\."),
+        ("http://[", r"\."),
+        ("", r"\."),
+    ],
+)
+def test_a_redirect_says_where_to(location: str, shown: str) -> None:
+    """A user may have left out the s of https, or a part of the path; no key is shown."""
+    with pytest.raises(NotReachableError, match=f"answered HTTP 307{shown}"):
+        surveyed(Moved(location))
+
+
 class Choosy(OpenAIDouble):
     """Refuses a chat that has what a test likes to refuse, in the words of that test."""
 
