@@ -105,6 +105,7 @@ class StreamedAnswer:
     request: Request
     status: int
     content_type: str
+    """In lower case: servers may write it in any."""
     chunks: tuple[Chunk, ...]
     seconds: float
     retry_after: str = ""

@@ -63,6 +63,7 @@ class Answer:
     request: Request
     status: int
     content_type: str
+    """In lower case: servers may write it in any."""
     text: str
     seconds: float
     retry_after: str = ""
@@ -186,7 +187,7 @@ class Target:
             NoAnswerError: it did not end in time.
         """
         found = await self._read(request, deadline_seconds)
-        is_events = found.content_type.lower().startswith(_EVENTS)
+        is_events = found.content_type.startswith(_EVENTS)
         if is_events and sum(len(chunk.content) for chunk in found.chunks) > _MOST_BYTES_AT_ONCE:
             await asyncio.to_thread(_parse, found)
         return found
@@ -216,7 +217,7 @@ class Target:
         return StreamedAnswer(
             request,
             response.status_code,
-            response.headers.get("content-type", ""),
+            response.headers.get("content-type", "").lower(),
             received.chunks(),
             time.monotonic() - started_seconds,
             response.headers.get("retry-after", ""),

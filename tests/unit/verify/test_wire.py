@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from double_defects import Defect
 from double_limits import AlternatingDouble
@@ -537,6 +538,26 @@ def test_others_say_with_any_4xx_that_they_have_no_route(status: int, judged: Ch
     """As AWS API Gateway does with 403."""
     (made,) = results(Elsewhere(status).owned_by("openai"), REFUSALS).values()
     assert made.status is judged, made.reason
+
+
+class Shouting(OpenAIDouble):
+    """Writes the types of its answers in capitals."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def shout(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = message["headers"]
+                raised = [(k, v.upper() if k == b"content-type" else v) for k, v in headers]
+                message = {**message, "headers": raised}
+            await send(message)
+
+        await super().__call__(scope, receive, shout)
+
+
+def test_the_case_of_a_type_does_not_matter() -> None:
+    """HTTP compares it without."""
+    checks = [one for one in OWN if one.name in ("chat", "completion", "events")]
+    assert not_passed(results(Shouting(), [*checks, *TYPED])) == {}
 
 
 class Missing(OpenAIDouble):
