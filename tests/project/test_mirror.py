@@ -140,6 +140,7 @@ DRIVEN_ELSEWHERE = {
     "status_page.shell": "http/test_status_page.py",
     "status_page.stream": "http/test_status_page.py",
     "telemetry.vllm_gauges": "contract/test_vllm_metrics.py",
+    "verify.abilities": "unit/verify/test_survey.py",
     "verify.check": "unit/verify/test_command.py",
     "verify.checks.chat.judges": "unit/verify/test_chat.py",
     "verify.checks.chat.matrix": "unit/verify/test_chat.py",

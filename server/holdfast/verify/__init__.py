@@ -9,8 +9,10 @@ verdict of a run with `records`; `holdfast doctor` reads answers by `answers`.
     check            a check, and what it needs before it can be made
     target           the server over HTTP: every wait has a deadline
     waiting          waits for a server that limits its requests
-    survey           what the server is: models, abilities, versions, and with Holdfast its status
-    denials          does a server say that it takes no functions, or does it take them and fail?
+    survey           what the server is: models, versions, and with Holdfast its status
+    abilities        what the server can do, and what it says of the rest
+    naming           under which names it takes the fields of a request
+    denials          does it say that it takes no functions or chats, or does it take them and fail?
     vitals           what `/metrics` says of a server: memory, requests, deaths
     course           what became of Holdfast's engines during the run
     trial            what a check is given: it asks the server, and notes numbers and faults

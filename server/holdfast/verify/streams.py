@@ -33,7 +33,7 @@ _MOST_EVENTS = 200_000
 _MOST_LINES = 4 * _MOST_EVENTS
 _MOST_FAULTS = 1000
 _FINE_CHUNKS = 10_000
-"""After so many, chunks that come together are joined: each takes more memory than its bytes."""
+"""Later ones are joined where they come at about the same time: each takes more than its bytes."""
 _TOGETHER_SECONDS = 0.01
 _FIELDS = frozenset({"data", "event", "id", "retry"})
 

@@ -486,7 +486,7 @@ def test_a_model_that_takes_no_chats_passes_without_them(said: str) -> None:
 
 
 def test_a_refusal_is_quoted_where_nothing_answers() -> None:
-    """Else nobody knows what to mend."""
+    """It says what the operator has to change."""
     app = Choosy("no more credits", lambda _body: True).without("/v1/completions")
     reason = results(app, JUDGED, "quick")["wire.models"].reason
     assert reason == (
