@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.verify import packages
+from holdfast.verify.denials import denies_chats
 from holdfast.verify.options import Options
 from holdfast.verify.records import Group, Profile, Server
 from holdfast.verify.trial import Trial
@@ -85,11 +86,21 @@ def lack_of(check: Check, server: Server) -> Lack | None:
     """The first thing that the check needs and is not there."""
     for need in check.needs:
         if need not in server.abilities:
-            what, remedy = _ABILITIES[need]
-            told = server.refusals.get(need)
-            return Lack(f"{what}: {told}" if told else what, remedy)
+            is_without_chats = need == "tools" and "chat" not in server.abilities
+            return _without("chat" if is_without_chats else need, server)
     for package in check.packages:
         if not packages.has_module(package):
             what = f"the package {packages.DISTRIBUTIONS[package]} is not installed"
             return Lack(what, packages.REMEDY)
     return None
+
+
+def _without(need: Ability, server: Server) -> Lack:
+    """The lack of an ability, with what the server says of it."""
+    what, remedy = _ABILITIES[need]
+    told = server.refusals.get(need)
+    if not told:
+        return Lack(what, remedy)
+    if need == "chat" and not denies_chats(told):
+        remedy = "have the server accept a chat of one token, at temperature 0"
+    return Lack(f"{what}: {told}", remedy)

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from asgi_server import serving
 from double_limits import EVERY, LimitedDouble
 from holdfast.errors import NotReachableError, UsageError
-from holdfast.verify.checks import wire
+from holdfast.verify.checks import tools, wire
 from holdfast.verify.records import CheckStatus, Server
 from holdfast.verify.survey import is_answering, survey
 from holdfast.verify.target import Target
@@ -430,8 +430,8 @@ class Choosy(OpenAIDouble):
 
 JUDGED = [
     check
-    for check in wire.CHECKS
-    if check.name in ("models", "chat", "usage", "length", "events", "client_leaves")
+    for check in (*wire.CHECKS, *tools.CHECKS)
+    if check.name in ("markup", "models", "chat", "usage", "length", "events", "client_leaves")
 ]
 OLD_NAME = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
 
@@ -465,8 +465,10 @@ def test_chats_that_are_refused_are_not_passed_over(
     made = results(app, JUDGED, "quick")
     assert made["wire.models"].status is CheckStatus.INCONCLUSIVE
     assert f"{said} (HTTP 400)" in made["wire.models"].reason
-    assert made["wire.chat"].status is CheckStatus.SKIPPED
-    assert said in made["wire.chat"].reason
+    skipped = (made["wire.chat"], made["tools.markup"])
+    assert {one.status for one in skipped} == {CheckStatus.SKIPPED}
+    assert all(f"does not answer chats: {said}" in one.reason for one in skipped)
+    assert not any("template" in one.remedy for one in skipped)
 
 
 NO_CHATS = (
