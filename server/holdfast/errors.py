@@ -208,6 +208,11 @@ class NotReadyError(HoldfastError):
         self.retry_after_seconds = within_retry_bounds(retry_after_seconds)
 
 
+def shut_down_error() -> NotReadyError:
+    """Return the error of a request that the server does not serve because it ends."""
+    return NotReadyError("The server has shut down.")
+
+
 class OverloadedError(HoldfastError):
     """There is too much to do, in all or for the key; `retry_after_seconds` is from 1 to 120.
 

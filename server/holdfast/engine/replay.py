@@ -28,7 +28,6 @@ from holdfast.engine.requests.request import (
     Method,
     aborted_error,
     await_turn,
-    broken_reason,
     has_not_gone_on,
     lost_error,
     quarantine_error,
@@ -125,9 +124,8 @@ class ReplayManager:
 
     def engine_started(self, llm: Any, generation: int) -> None:
         """Record that an engine is up: the probe may use it."""
-        self._llm, self._generation = llm, generation
+        self._llm, self._generation, self._end = llm, generation, None
         self.presence.engine_started(generation)
-        self._end = None
         self.aborts.engine_started(generation)
         self._wake()
 
@@ -139,6 +137,10 @@ class ReplayManager:
     def hold(self) -> None:
         """Make new requests wait; those in the engine go on."""
         self._is_open = False
+
+    def plan_end(self, error: HoldfastError) -> None:
+        """Raise `error` in what is lost with the engine: it is about to be ended on purpose."""
+        self._losses.plan_end(self._generation, error)
 
     def engine_ended(self) -> None:
         """Record that the engine is gone: from now on requests wait."""
@@ -315,7 +317,7 @@ class ReplayManager:
             raise self._outputs.as_vllm_error(RequestLostError("the engine died under the probe"))
         if not request.outlives_engine:
             self.presence.request_left(request)
-            raise self._losses.record(request, lost_error(), broken_reason(request))
+            raise self._losses.lost(request)
 
     def _wake(self) -> None:
         """Have every waiting request check again whether it may run, in order of arrival."""

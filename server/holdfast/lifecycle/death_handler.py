@@ -28,6 +28,7 @@ from holdfast.errors import (
     HostFullError,
     NodeFullError,
     NodeLostError,
+    NotReadyError,
 )
 from holdfast.labels import DeathCause
 from holdfast.lifecycle.death_task import DeathTask, first_death
@@ -51,6 +52,7 @@ _FROM_NEIGHBOURS: dict[DeathCause, str] = {
     "node_lost": "other nodes were lost too often",
 }
 """Causes that a new process of ours would meet too, as they are told once the budget is spent."""
+_RESTARTED = "The engine was restarted while it worked on this request."
 _WITHOUT_REQUESTS: frozenset[DeathCause] = frozenset({"start_failure", "node_lost"})
 
 
@@ -122,15 +124,17 @@ class DeathHandler:
                 engine.until_dead(),
                 heartbeat.until_stalled(),
                 requested_end,
-                on_death=lambda death: self._on_death(engine, death),
+                on_death=lambda death: self._on_death(engine, requests, death),
             ) as death_task:
                 try:
                     yield death_task, requested_end
                 finally:
                     requested_end.cancel()
 
-    def _on_death(self, engine: Engine, death: Death) -> None:
+    def _on_death(self, engine: Engine, requests: ReplayManager, death: Death) -> None:
         self._engine_deaths.count(death.cause)
+        if death.cause == "requested":
+            requests.plan_end(NotReadyError(_RESTARTED))
         if death.cause == "host_memory" and self._memory is not None:
             self._memory.note_death()
         # Calls that wait for the engine, the probe's own clean-up too, would wait until a deadline.

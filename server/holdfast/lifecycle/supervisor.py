@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.engine.baseline import BaselineWatch
 from holdfast.engine.interface import Engine, EngineLauncher
 from holdfast.engine.replay import ReplayManager
-from holdfast.errors import ConflictError, EngineStartError, HoldfastError, NotReadyError
+from holdfast.errors import ConflictError, EngineStartError, HoldfastError, shut_down_error
 from holdfast.lifecycle.commands import Command, RestartCommand
 from holdfast.lifecycle.death_handler import DeathHandler
 from holdfast.lifecycle.death_task import DeathTask, is_alive_after, run_unless_dead
@@ -196,6 +196,8 @@ class Supervisor:
                 await self._drain(generations)
         finally:
             is_cut = not generations.done()
+            if is_cut and self._requests is not None:
+                self._requests.plan_end(shut_down_error())
             stopping.cancel()
             generations.cancel()
             await asyncio.wait({generations, stopping})
@@ -339,8 +341,7 @@ class Supervisor:
         if isinstance(error, HoldfastError):
             self._deaths.last_exit = error.cause
         if self._requests is not None:
-            end = NotReadyError("The server has shut down.")
-            self._requests.fail(end, "engine_lost" if error else "drained")
+            self._requests.fail(shut_down_error(), "engine_lost" if error else "drained")
         if error is None:
             self._state_machine.move(State.STOPPED, "stopped")
             return

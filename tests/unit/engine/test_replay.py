@@ -209,6 +209,29 @@ def test_a_call_that_has_yielded_is_lost() -> None:
     run_scene(scene)
 
 
+def test_a_slow_reader_hears_of_a_planned_end_though_the_next_engine_has_started() -> None:
+    """It was the engine before that had its request; one whose engine dies later hears that."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=2))
+        outputs = harness.requests.run("generate", {"prompt": "a", "request_id": "a"})
+        await anext(outputs)
+        harness.requests.plan_end(ENDED)
+        harness.bury()
+        harness.start(ScriptedLLM(answers=2))
+        later = harness.requests.run("generate", {"prompt": "b", "request_id": "b"})
+        await anext(later)
+        with pytest.raises(AnsweredError, match="shut down"):
+            await anext(outputs)
+        harness.bury()
+        with pytest.raises(AnsweredError, match="died"):
+            await anext(later)
+        lost = harness.requests.lost
+        assert (lost["drained"], lost["stream_broken"]) == (1, 1)
+
+    run_scene(scene)
+
+
 class Stream:
     """A caller that takes one token after the other of an answer that can go on."""
 

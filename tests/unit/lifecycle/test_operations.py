@@ -455,7 +455,7 @@ def test_a_restart_does_not_wait_for_what_can_go_on(tmp_path: Path) -> None:
 
 
 def test_a_restart_does_not_wait_for_ever(tmp_path: Path) -> None:
-    """A stream that outlasts the drain timeout ends with an error, and is counted."""
+    """A stream that outlasts the drain timeout ends with the reason, and is counted."""
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
@@ -465,12 +465,30 @@ def test_a_restart_does_not_wait_for_ever(tmp_path: Path) -> None:
         await begun.first.wait()
         llm.hold()
         await life.supervisor.submit(RESTART)
-        with pytest.raises(Exception, match="died"):
+        with pytest.raises(Exception, match="The engine was restarted"):
             await begun.task
         await life.until(State.READY)
 
     lived(world, in_service(act), supervision=IMPATIENT)
-    assert world.requests.lost["stream_broken"] == 1
+    assert (world.requests.lost["drained"], sum(world.requests.lost.values())) == (1, 1)
+
+
+def test_a_stop_does_not_wait_for_ever(tmp_path: Path) -> None:
+    """A stream that is still running when the engine ends says that the server has shut down."""
+    world = World(tmp_path)
+
+    async def act(life: Life) -> None:
+        llm = world.engines[0].llm
+        llm.answers = 2
+        begun = Client(life, "begun")
+        await begun.first.wait()
+        llm.hold()
+        life.supervisor.request_stop()
+        with pytest.raises(Exception, match=r"The server has shut down\."):
+            await begun.task
+
+    lived(world, in_service(act), supervision=IMPATIENT)
+    assert (world.requests.lost["drained"], sum(world.requests.lost.values())) == (1, 1)
 
 
 def test_commands_need_an_engine(tmp_path: Path) -> None:

@@ -205,11 +205,23 @@ class Losses:
     def __init__(self, outputs: EngineOutputs) -> None:
         self._outputs = outputs
         self._counts: dict[LossReason, int] = dict.fromkeys(LOSS_REASONS, 0)
+        self._planned_end: tuple[int, HoldfastError] = (0, lost_error())
 
     @property
     def counts(self) -> Mapping[LossReason, int]:
         """How many requests were lost, by reason."""
         return MappingProxyType(self._counts)
+
+    def plan_end(self, generation: int, error: HoldfastError) -> None:
+        """Take the error of the requests that are lost with a generation, ended on purpose."""
+        self._planned_end = (generation, error)
+
+    def lost(self, request: EngineRequest) -> Exception:
+        """Return the error of a request that is lost with the engine that it was given to."""
+        generation, error = self._planned_end
+        if request.given_generation == generation:
+            return self.record(request, error, "drained")
+        return self.record(request, lost_error(), broken_reason(request))
 
     def record(self, request: EngineRequest, error: HoldfastError, reason: LossReason) -> Exception:
         """Count a lost request, and return `error` as the exception that vLLM's routes expect."""
