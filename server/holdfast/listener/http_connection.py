@@ -143,8 +143,7 @@ class HttpConnection(BoundedConnection):
             self._slot.forbid_eviction()
             self.transport.has_next_request = not self.flow.write_paused
             self._table.body_deadlines.start(self.on_body_timeout)
-            if self._slot.is_spare or self.expect_100_continue:
-                # A client that waits for `100 Continue` may never send a body that is not wanted.
+            if self._slot.is_spare:
                 self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
@@ -219,9 +218,21 @@ async def _run(app: Any, cycle: RequestResponseCycle, scope: Any, receive: Any, 
     Starlette answers 500 and raises all the same, and uvicorn would close the connection then. The
     answer has not announced that, so the client's next request would be lost.
     """
+    if cycle.waiting_for_100_continue:
+        send = partial(_send_expected, cycle, send)
     try:
         await app(scope, receive, send)
     except Exception:
         if not cycle.response_complete:
             raise
         cycle.logger.exception("Exception in ASGI application")
+
+
+async def _send_expected(cycle: RequestResponseCycle, send: Any, message: Any) -> None:
+    """Send a message; an answer that begins before the body was read is the connection's last.
+
+    A client that waits for `100 Continue` may never send a body that is not wanted.
+    """
+    if not cycle.response_started and cycle.more_body:
+        cycle.keep_alive = False
+    await send(message)
