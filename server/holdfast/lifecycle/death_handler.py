@@ -141,13 +141,13 @@ class DeathHandler:
         engine.declare_dead()
 
     async def record_death(
-        self, engine: Engine, requests: ReplayManager, death: Death, *, start_seconds: float | None
+        self, engine: Engine, requests: ReplayManager, death: Death, *, guess_seconds: float | None
     ) -> GenerationOutcome:
         """Record a death while its engine can still say what its processes left behind."""
         if words := engine.process_tracebacks():
             logger.error("what the engine's processes left behind:\n%s", words)
         verdict = requests.assign_blame(death)
-        outcome = self._enter_recovering(death, verdict, start_seconds)
+        outcome = self._enter_recovering(death, verdict, guess_seconds)
         if death.cause == "host_memory" and self._memory is not None:
             self._proof.leave_out(await asyncio.to_thread(self._memory.keep_suspect_size))
         if verdict.explained:
@@ -162,7 +162,7 @@ class DeathHandler:
             requests.save()
 
     def record_failed_start(
-        self, error: EngineStartError, *, start_seconds: float | None
+        self, error: EngineStartError, *, guess_seconds: float | None
     ) -> GenerationOutcome:
         """Record a start that failed; the next one waits for a lost node, or for memory.
 
@@ -173,16 +173,16 @@ class DeathHandler:
         if isinstance(error, NodeFullError) and self._memory is not None:
             self._memory.note_end()  # the guard of this node counts what it ends itself
         if isinstance(error, NodeLostError):
-            return self._record_start(Death("node_lost", error.cause), start_seconds)
+            return self._record_start(Death("node_lost", error.cause), guess_seconds)
         if isinstance(error, HostFullError) and not is_first:
             self._starts_without_memory += 1
             # There was enough before the second one: what was learned may be what takes it.
             if self._starts_without_memory > 1:
                 self._unlearn(error)
-            return self._record_start(Death("host_memory", error.cause), start_seconds)
+            return self._record_start(Death("host_memory", error.cause), guess_seconds)
         has_unlearned = self._unlearn(error)
         if not is_first:
-            return self._record_start(Death("start_failure", error.cause), start_seconds)
+            return self._record_start(Death("start_failure", error.cause), guess_seconds)
         if has_unlearned:
             return GenerationOutcome()
         raise error
@@ -193,9 +193,9 @@ class DeathHandler:
             logger.warning("restarting without what was learned: %s", error.cause)
         return has_unlearned
 
-    def _record_start(self, death: Death, start_seconds: float | None) -> GenerationOutcome:
+    def _record_start(self, death: Death, guess_seconds: float | None) -> GenerationOutcome:
         self._engine_deaths.count(death.cause)
-        return self._enter_recovering(death, BlameVerdict(), start_seconds)
+        return self._enter_recovering(death, BlameVerdict(), guess_seconds)
 
     async def back_off(self, death: Death) -> None:
         """Wait before the next start; after a death for lack of memory, until there is enough.
@@ -221,7 +221,7 @@ class DeathHandler:
         self._state_machine.enter(State.RECOVERING, reason, left)
 
     def _enter_recovering(
-        self, death: Death, verdict: BlameVerdict, start_seconds: float | None
+        self, death: Death, verdict: BlameVerdict, guess_seconds: float | None
     ) -> GenerationOutcome:
         is_requested = death.cause == "requested"
         if is_requested:
@@ -233,7 +233,7 @@ class DeathHandler:
             self._proof.invalidate()
         self.last_exit = str(death)
         self._on_recorded(death)
-        self._forecast.began("recovery", guess_seconds=start_seconds)
+        self._forecast.began("recovery", guess_seconds=guess_seconds)
         what = "restarting" if is_requested else f"the engine died: {death.cause}"
         self._state_machine.enter(State.RECOVERING, what, death.reason)
         return GenerationOutcome(death)

@@ -105,6 +105,15 @@ def _first_rank(directory: Path) -> Mapping[str, float]:
     return {str(name): at for name, at in ranks[0].phases.items()} if ranks else {}
 
 
+def recovery_guess(start_seconds: float, phases: Mapping[str, float]) -> float:
+    """Return what a recovery may take if none has been measured, from the start before it.
+
+    vLLM compiles its kernels while it sizes the KV cache, and the next start finds them in its
+    cache. What remains of the sizing is too short to tell.
+    """
+    return max(0.0, start_seconds - phases.get("kv_sizing", 0.0))
+
+
 class Forecast:
     """Remembers the times of starts and recoveries, and predicts the end of the running one."""
 

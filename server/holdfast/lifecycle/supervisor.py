@@ -21,7 +21,7 @@ from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.memory_relief import MemoryRelief
 from holdfast.lifecycle.proof import Proof, ProofOutcome, proven_text
 from holdfast.lifecycle.service import Service
-from holdfast.lifecycle.start_times import Forecast, timed, watched
+from holdfast.lifecycle.start_times import Forecast, recovery_guess, timed, watched
 from holdfast.lifecycle.states import GenerationOutcome, State, StateMachine
 from holdfast.records import Death, EngineFacts, EngineReport, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings
@@ -53,6 +53,7 @@ class Supervisor:
         self._host = host
         self._state_machine = StateMachine(progress.state_changed)
         self._report = EngineReport()
+        self._guess_seconds: float | None = None  # of a recovery
         self._engine: Engine | None = None
         self._facts: EngineFacts | None = None
         self._requests: ReplayManager | None = None
@@ -234,13 +235,10 @@ class Supervisor:
                     return GenerationOutcome()
                 if proof == "proven" and await self._has_tried_suspects(requests, death_task):
                     await self._serve(engine, requests, death_task, requested_end)
-                death, start_seconds = await death_task, self._report.last_start_seconds
-                return await self._deaths.record_death(
-                    engine, requests, death, start_seconds=start_seconds
-                )
+                death, guess = await death_task, self._guess_seconds
+                return await self._deaths.record_death(engine, requests, death, guess_seconds=guess)
         except EngineStartError as error:
-            start_seconds = self._report.last_start_seconds
-            return self._deaths.record_failed_start(error, start_seconds=start_seconds)
+            return self._deaths.record_failed_start(error, guess_seconds=self._guess_seconds)
 
     async def _prove(self, engine: Engine, death_task: DeathTask) -> ProofOutcome:
         """Put vLLM's routes in front of the engine, unless they are there, and prove it."""
@@ -281,7 +279,9 @@ class Supervisor:
                 spec = self._learning.spec(generation.number, directory)
                 engine = await stack.enter_async_context(launcher.running(spec))
             self._engine, self._facts = engine, engine.facts
-            self._report = replace(self._report, last_start_seconds=time.monotonic() - started)
+            start_seconds = time.monotonic() - started
+            self._report = replace(self._report, last_start_seconds=start_seconds)
+            self._guess_seconds = recovery_guess(start_seconds, self._phases)
             try:
                 yield engine
             finally:
@@ -308,7 +308,7 @@ class Supervisor:
             death_task,
             prober=lambda: self._host.prober(engine),
             become_ready=lambda: self._become_ready(engine, requests),
-            finishing=lambda: self._forecast.finishing(self._report.last_start_seconds),
+            finishing=lambda: self._forecast.finishing(self._guess_seconds),
             requested_end=requested_end,
         ):
             await death_task

@@ -20,6 +20,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.labels import DeathCause
+from holdfast.lifecycle import supervisor
 from holdfast.lifecycle.death_handler import MIN_BROWNOUT_SECONDS
 from holdfast.lifecycle.proof import MAX_PASSES
 from holdfast.lifecycle.states import TRANSITIONS, State, StateMachine
@@ -608,6 +609,22 @@ def test_what_a_canary_found_ends_with_its_engine(tmp_path: Path) -> None:
 
     lived(World(tmp_path), act, baseline=compared)
     assert compared.last().keys() == {"probe"}
+
+
+def test_a_first_recovery_is_forecast_without_the_time_to_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for what the next start does not do."""
+    monkeypatch.setattr(supervisor, "recovery_guess", lambda _seconds, _phases: 777.0)
+
+    async def act(life: Life) -> None:
+        await life.until(State.READY)
+        await _die(life, PLUG_PULLED)
+        assert life.supervisor.eta_seconds == pytest.approx(777.0, abs=60.0)
+        await life.until(State.READY)
+        life.supervisor.request_stop()
+
+    lived(World(tmp_path), act)
 
 
 def test_a_restart_on_request_costs_no_budget(tmp_path: Path) -> None:
