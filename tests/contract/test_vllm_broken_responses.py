@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ REPLACED = (
     (OpenAIServingResponses, "_run_background_request"),
     (OpenAIServingResponses, "responses_background_stream_generator"),
     (OpenAIServingResponses, "responses_stream_generator"),
+    (OpenAIServingResponses, "retrieve_responses"),
     (AnthropicServingMessages, "message_stream_converter"),
 )
 WAIT_SECONDS = 10.0
@@ -140,20 +142,57 @@ def test_a_broken_stream_ends_with_an_error(error: Exception, kind: str) -> None
 
 
 @pytest.mark.usefixtures("told")
-def test_a_response_that_is_lost_in_the_background_has_failed() -> None:
+@pytest.mark.parametrize("is_raised", [True, False])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DIED, "server_error"),
+        (REFUSED, "server_error"),
+        (VLLMValidationError("The grammar is wrong."), "invalid_prompt"),
+        (GracefulHTTPError("Slow down.", HTTPStatus.TOO_MANY_REQUESTS), "rate_limit_exceeded"),
+    ],
+)
+def test_a_response_that_is_lost_in_the_background_has_failed(
+    error: Exception, code: str, caplog: pytest.LogCaptureFixture, *, is_raised: bool
+) -> None:
     """Its client asks for it again and again, and hears of the error nowhere else."""
 
-    async def fail(*_: Any, **_options: Any) -> None:
-        raise REFUSED
+    async def fail(*_: Any, **_options: Any) -> Any:
+        if is_raised:
+            raise error
+        return OpenAIServingResponses.create_error_response(error)
 
-    async def scene() -> str:
+    async def scene() -> dict[str, Any]:
         serving = a_serving_object()
         serving.responses_full_generator = fail
         response = store(serving)
         await serving._run_background_request(*arguments())
-        return str(response.status)
+        return response.model_dump(mode="json", by_alias=True)
 
-    assert asyncio.run(scene()) == "failed"
+    with caplog.at_level(logging.WARNING):
+        stored = asyncio.run(scene())
+    assert stored["status"] == "failed"
+    assert stored["error"] == {"code": code, "message": str(error)}
+    assert [record.message for record in caplog.records] == [
+        f"the response {REQUEST.request_id} has failed: {error}"
+    ]
+
+
+@pytest.mark.usefixtures("told")
+def test_a_response_without_events_is_refused_before_a_stream_begins() -> None:
+    """It exists, so it is not called unknown."""
+
+    async def scene() -> tuple[Any, Any]:
+        serving = a_serving_object()
+        response = store(serving)
+        refused = await serving.retrieve_responses(REQUEST.request_id, None, stream=True)
+        assert await serving.retrieve_responses(REQUEST.request_id, None, stream=False) is response
+        return refused, await serving.retrieve_responses("resp_x", None, stream=True)
+
+    refused, unknown = asyncio.run(scene())
+    assert (refused.error.code, refused.error.param) == (400, "stream")
+    assert "has no events" in refused.error.message
+    assert unknown.error.code == 404
 
 
 @pytest.mark.usefixtures("told")
@@ -168,6 +207,7 @@ def test_the_events_of_a_response_that_is_lost_in_the_background_end_with_an_err
         *_, (name, last) = await as_read(read(REQUEST.request_id))
         assert (name, last["message"]) == ("error", str(REFUSED))
         assert response.status == "failed"
+        assert response.model_dump()["error"]["message"] == str(REFUSED)
         assert await as_read(read(REQUEST.request_id, last["sequence_number"])) == []
 
     asyncio.run(scene())

@@ -477,11 +477,13 @@ PATCHES: tuple[Patch, ...] = (
             f"{_GENERATE}._convert_generation_error_to_streaming_response",
             f"{_RESPONSES}._run_background_request",
             f"{_RESPONSES}.responses_background_stream_generator",
+            f"{_RESPONSES}.responses_full_generator",
             f"{_RESPONSES}.responses_stream_generator",
+            f"{_RESPONSES}.retrieve_responses",
             f"{_RESPONSE_TYPES}:ResponsesResponse.status",
         ),
         "a stream of `/v1/responses` that cannot go on is cut without an error, and in the "
-        "background its readers wait forever",
+        "background its readers wait forever, or do not hear why it failed",
     ),
     Patch(
         "patches.broken_responses.tell_broken_messages",

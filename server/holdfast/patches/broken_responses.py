@@ -2,8 +2,8 @@
 
 In `/v1/responses`, vLLM catches only GenerationError, and reads the error of a chat as an event of
 a response, which it is not: pydantic raises. So the client sees a cut connection. A response in the
-background stays `queued`, and those that follow its events wait forever (`OpenAIServingResponses`,
-0.32, 0.33). The form of the event is
+background stays `queued`, or fails without a reason, and those that follow its events wait forever
+(`OpenAIServingResponses`, 0.32, 0.33). The form of the event is
 https://platform.openai.com/docs/api-reference/responses-streaming, and vLLM's own error is a member
 of it: OpenAI's client raises for that one.
 """
@@ -14,13 +14,16 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.generate.base.serving import GenerateBaseServing
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.exceptions import VLLMError, VLLMValidationError
 
+from holdfast.patches.log_lines import shortened
 from holdfast.patches.patch import original, replace
 
 _ENDINGS = (VLLMError, ValueError, RuntimeError)
@@ -59,7 +62,6 @@ def tell_broken_responses() -> None:
     """Have each response that cannot go on say that it has failed; idempotent."""
     error_of = original(GenerateBaseServing, "_convert_generation_error_to_streaming_response")
     events_of = original(OpenAIServingResponses, "responses_stream_generator")
-    run = original(OpenAIServingResponses, "_run_background_request")
 
     def error_or_raise(self: Any, error: Exception) -> Any:
         if isinstance(self, OpenAIServingResponses):
@@ -80,14 +82,37 @@ def tell_broken_responses() -> None:
 
     async def run_to_the_end(self: Any, request: Any, *arguments: Any, **options: Any) -> None:
         try:
-            await run(self, request, *arguments, **options)
+            answer = await self.responses_full_generator(request, *arguments, **options)
         except _ENDINGS as error:
             await _record_failure(self, request, error)
+        else:
+            if isinstance(answer, ErrorResponse):
+                await _record_error(self, request, answer.error)
 
     replace(GenerateBaseServing, "_convert_generation_error_to_streaming_response", error_or_raise)
     replace(OpenAIServingResponses, "responses_stream_generator", events_to_the_end)
     replace(OpenAIServingResponses, "_run_background_request", run_to_the_end)
     replace(OpenAIServingResponses, "responses_background_stream_generator", _background_events)
+    _refuse_missing_events()
+
+
+def _refuse_missing_events() -> None:
+    """Refuse to stream a response without events while it can still have a status of its own."""
+    retrieve = original(OpenAIServingResponses, "retrieve_responses")
+
+    async def retrieve_with_events(
+        self: Any, response_id: str, starting_after: int | None, stream: bool | None
+    ) -> Any:
+        if stream and response_id in self.response_store and response_id not in self.event_store:
+            return self.create_error_response(
+                f"The response '{response_id}' has no events to stream: it was not made with both "
+                "`background` and `stream`. Ask for it without `stream`.",
+                err_type="invalid_request_error",
+                param="stream",
+            )
+        return await retrieve(self, response_id, starting_after=starting_after, stream=stream)
+
+    replace(OpenAIServingResponses, "retrieve_responses", retrieve_with_events)
 
 
 def tell_broken_messages() -> None:
@@ -143,13 +168,39 @@ async def _background_events(
 
 
 async def _record_failure(serving: Any, request: Any, error: Exception) -> None:
-    """Give a stored response its status, and log what vLLM has no class for."""
-    if not isinstance(error, VLLMError):
+    """Give a stored response its error, and log what vLLM has no class for."""
+    is_unknown = not isinstance(error, VLLMError)
+    if is_unknown:
         logger.warning("the response %s has failed", request.request_id, exc_info=error)
+    said = OpenAIServingResponses.create_error_response(error).error
+    await _record_error(serving, request, said, is_logged=not is_unknown)
+
+
+async def _record_error(
+    serving: Any, request: Any, said: ErrorInfo, *, is_logged: bool = True
+) -> None:
+    """Give a stored response its status and the error that a plain request would get.
+
+    Its request was answered long ago, so the cause is logged here.
+    """
     async with serving.response_store_lock:
         stored = serving.response_store.get(request.request_id)
-        if stored is not None and stored.status not in ("completed", "cancelled"):
-            stored.status = "failed"
+        if stored is None or stored.status in ("completed", "cancelled", "failed"):
+            return
+        stored.status = "failed"
+        # vLLM's class allows fields that it does not name, and writes them.
+        stored.error = {"code": _code_of(said.code), "message": said.message}
+    if is_logged:
+        logger.warning(
+            "the response %s has failed: %s", request.request_id, shortened(said.message)
+        )
+
+
+def _code_of(status: int) -> str:
+    """Return the word that OpenAI's API has for the error of a response."""
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return "rate_limit_exceeded"
+    return "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
 
 
 def _event_of(error: Exception, number: int) -> _ErrorEvent:
