@@ -36,6 +36,7 @@ from __future__ import annotations
 import json
 import math
 from enum import IntEnum
+from http import HTTPStatus
 from typing import ClassVar
 
 from holdfast.labels import RefusalReason
@@ -45,16 +46,31 @@ RETRY_AFTER_SECONDS = 5
 MAX_RETRY_AFTER_SECONDS = 120
 """OpenAI's clients do not retry at all if they are told to wait longer than this."""
 
+_TYPES = {422: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable"}
+
 
 def openai_error_body(message: str, *, kind: str, status: int) -> bytes:
-    """Return an error in OpenAI's form, in ASCII: a message may quote what has no encoding."""
+    """Return an error in OpenAI's form, in ASCII: a message may quote what has no encoding.
+
+    Anthropic's form has `type` beside `error`, which OpenAI's clients do not look at.
+    """
     error = {"message": message, "type": kind, "param": None, "code": int(status)}
-    return json.dumps({"error": error}, separators=(",", ":")).encode()
+    return json.dumps({"type": "error", "error": error}, separators=(",", ":")).encode()
 
 
 def openai_type_of(status: int) -> str:
     """Return the type of an error if only its HTTP status is known."""
-    return "server_error" if status >= 500 else "invalid_request_error"
+    fallback = "server_error" if status >= 500 else "invalid_request_error"
+    return _TYPES.get(status, fallback)
+
+
+def our_type_of(said: str, status: int) -> str:
+    """Return the type of an error of vLLM: as we say it, where vLLM has the phrase of the status.
+
+    What a route of vLLM refuses for us, and what we refuse before it, then has the same type.
+    """
+    is_phrase = status in _TYPES and said == HTTPStatus(status).phrase
+    return _TYPES[status] if is_phrase else said
 
 
 def within_retry_bounds(seconds: float) -> int:

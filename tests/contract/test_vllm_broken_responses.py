@@ -126,7 +126,7 @@ def untold(monkeypatch: pytest.MonkeyPatch) -> None:
     ("error", "kind"),
     [
         (DIED, "InternalServerError"),
-        (REFUSED, "Service Unavailable"),
+        (REFUSED, "service_unavailable"),
         (VLLMValidationError("The grammar is wrong."), "BadRequestError"),
         (ValueError("no such channel"), "BadRequestError"),
     ],
@@ -273,14 +273,15 @@ def message_events_of(error: Exception) -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.usefixtures("told")
-@pytest.mark.parametrize("error", [DIED, REFUSED])
+@pytest.mark.parametrize(
+    ("error", "kind"), [(DIED, "InternalServerError"), (REFUSED, "service_unavailable")]
+)
 def test_a_broken_message_ends_with_the_words_of_the_error(
-    error: Exception, caplog: pytest.LogCaptureFixture
+    error: Exception, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In Anthropic's form, without a traceback for each stream of a lost engine."""
     (first, _), *rest = message_events_of(error)
     assert first == "message_start"
-    kind = AnthropicServingMessages.create_error_response(error).error.type
     expected = {"type": "error", "error": {"type": kind, "message": str(error)}}
     assert rest == [("error", expected)]
     assert caplog.records == []

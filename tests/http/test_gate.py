@@ -86,12 +86,13 @@ def test_a_closed_gate_answers_503_with_an_openai_error(state: State) -> None:
     assert answer.headers["x-should-retry"] == "true"
     assert answer.headers["x-holdfast-state"] == state
     assert answer.json() == {
+        "type": "error",
         "error": {
             "message": f"The server is {state}: the engine loads",
             "type": "service_unavailable",
             "param": None,
             "code": 503,
-        }
+        },
     }
 
 

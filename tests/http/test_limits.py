@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
 from itertools import pairwise
 from typing import Any
 
@@ -313,6 +314,9 @@ def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:
     name, _, data = last.partition("\ndata: ")
     event = json.loads(data)
     assert (name, event["type"], event["error"]["code"]) == ("event: error", "error", 504)
+    top = {key: event[key] for key in ("code", "message", "param")}
+    message = event["error"]["message"]
+    assert top == {"code": "timeout_error", "message": message, "param": None}
     assert limited.refused == {"timed_out": 1}
     assert limited.inner.left.is_set()
 
@@ -406,8 +410,25 @@ def test_an_error_is_given_openais_form(case: str) -> None:
     answer = Limited().asked("POST", "/v1/error", json=given)
     kind = "invalid_request_error" if status < 500 else "server_error"
     expected = {"message": message, "type": kind, "param": None, "code": status}
-    assert (answer.status_code, answer.json()) == (status, {"error": expected})
+    assert (answer.status_code, answer.json()) == (status, {"type": "error", "error": expected})
     assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(422, "invalid_request_error"), (429, "rate_limit_error"), (503, "service_unavailable")],
+)
+def test_what_is_refused_within_has_the_type_of_what_is_refused_before(
+    status: int, kind: str
+) -> None:
+    """vLLM calls our refusals by the phrase of their status; a type of its own stays."""
+    told = {"message": "Not now.", "type": HTTPStatus(status).phrase, "param": None, "code": status}
+    answer = Limited().asked("POST", "/v1/error", json={"body": {"error": told}, "status": status})
+    expected = {"type": "error", "error": {**told, "type": kind}}
+    assert (answer.status_code, answer.json()) == (status, expected)
+    named = {"error": {**told, "type": "ServiceUnavailableError"}}
+    answer = Limited().asked("POST", "/v1/error", json={"body": named, "status": status})
+    assert answer.json() == named
 
 
 def test_an_error_in_openais_form_is_left_as_it_is() -> None:

@@ -19,6 +19,7 @@ from holdfast.errors import (
     OverloadedError,
     openai_error_body,
     openai_type_of,
+    our_type_of,
 )
 from holdfast.labels import RefusalReason
 from holdfast.request_context import RequestContext
@@ -50,10 +51,12 @@ def openai_error(message: str, *, kind: str, status: int, headers: Mapping[str, 
 def error_event(error: HoldfastError) -> bytes:
     """Return the last event of a stream, as OpenAI's and Anthropic's clients raise it.
 
-    Anthropic's skips an event without a name.
+    Anthropic's skips an event without a name. An event of `/v1/responses` has its members at the
+    top, see `patches.broken_responses`.
     """
     body = openai_error_body(error.cause, kind=error.openai_type, status=error.http_status)
-    event = json.dumps({"type": "error", **json.loads(body)})
+    top = {"code": error.openai_type, "message": error.cause, "param": None}
+    event = json.dumps({**json.loads(body), **top})
     return f"event: error\ndata: {event}\n\n".encode()
 
 
@@ -96,7 +99,10 @@ async def send_nothing() -> None:
 
 
 def in_openai_form(status: int, body: bytes) -> tuple[int, bytes]:
-    """Return status and body of an error in OpenAI's form, unchanged if it has that form."""
+    """Return status and body of an error in OpenAI's form, unchanged if it has that form.
+
+    Its type may be the phrase of the status, which becomes the type that we give such errors.
+    """
     content = _parsed(body)
     error = content.get("error") if isinstance(content, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
@@ -105,6 +111,9 @@ def in_openai_form(status: int, body: bytes) -> tuple[int, bytes]:
     if status == HTTPStatus.BAD_REQUEST and message == UNSUPPORTED_MEDIA_TYPE:
         status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
         return int(status), _encoded(status, "The body must be JSON: send 'application/json'.")
+    said = error["type"] if isinstance(error.get("type"), str) else ""
+    if (kind := our_type_of(said, status)) != said:
+        return status, openai_error_body(message, kind=kind, status=status)
     return status, body
 
 

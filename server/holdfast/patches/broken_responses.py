@@ -23,6 +23,7 @@ from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.exceptions import VLLMError, VLLMValidationError
 
+from holdfast.errors import our_type_of
 from holdfast.patches.log_lines import shortened
 from holdfast.patches.patch import original, replace
 
@@ -137,7 +138,8 @@ def tell_broken_messages() -> None:
         async for event in events_of(self, until_error()):
             yield event
         if error is not None:
-            said = {"type": error["type"], "message": error["message"]}
+            kind = our_type_of(error["type"], error["code"])
+            said = {"type": kind, "message": error["message"]}
             yield f"event: error\ndata: {json.dumps({'type': 'error', 'error': said})}\n\n"
 
     replace(AnthropicServingMessages, "message_stream_converter", events_to_the_end)
@@ -204,5 +206,6 @@ def _code_of(status: int) -> str:
 
 
 def _event_of(error: Exception, number: int) -> _ErrorEvent:
-    said = OpenAIServingResponses.create_error_response(error)
-    return _ErrorEvent(said.error.model_dump(), number)
+    said = OpenAIServingResponses.create_error_response(error).error
+    kind = our_type_of(said.type, said.code)
+    return _ErrorEvent({**said.model_dump(), "type": kind}, number)
