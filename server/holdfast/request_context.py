@@ -6,14 +6,28 @@ variable of the task. `api` implements the protocols for `engine`, which must no
 
 from __future__ import annotations
 
+import re
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast.errors import HoldfastError, NotReadyError, OverloadedError
+
+REQUEST_ID_HEADER = "x-request-id"
+
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+"""It excludes spaces, so that a client cannot forge a field of our log line."""
+_OWN_ID_BYTES = 16
+
+
+def request_id_from(values: Iterable[bytes]) -> str:
+    """Return the id of a request from the values of its `X-Request-Id`: the first, or a new one."""
+    first = next(iter(values), b"")
+    return first.decode() if _REQUEST_ID.fullmatch(first) else secrets.token_hex(_OWN_ID_BYTES)
 
 
 class HeldCapacity(Protocol):

@@ -89,8 +89,19 @@ def test_what_is_over_a_limit_is_answered_and_the_connection_closed(case: str) -
     assert answer.status == status
     assert answer.headers["connection"] == "close"
     assert set(answer.error) == {"message", "type", "param", "code"}
+    assert len(answer.headers["x-request-id"]) == 32
     assert (answer.error["type"], answer.error["code"]) == ("invalid_request_error", status)
     assert (refused, rest) == ({reason: 1}, b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_kept"), [(b"client-7", True), (b"a b", False), (b"x" * 129, False)]
+)
+def test_a_refusal_carries_the_name_that_the_client_gave(name: bytes, *, is_kept: bool) -> None:
+    """If it was read, and a line of the log may hold it; otherwise a new one."""
+    named = POST + b"X-Request-Id: " + name + b"\r\nContent-Length: 65537\r\n\r\n"
+    answer, _, _ = exchange(named)
+    assert (answer.headers["x-request-id"] == name.decode()) is is_kept
 
 
 @pytest.mark.parametrize("case", REFUSED)

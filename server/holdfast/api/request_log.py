@@ -21,18 +21,14 @@ from urllib.parse import quote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.api.errors import openai_error
-from holdfast.request_context import REQUEST, RequestContext
+from holdfast.request_context import REQUEST, REQUEST_ID_HEADER, RequestContext, request_id_from
 
 logger = logging.getLogger("holdfast.requests")
 
-REQUEST_ID_HEADER = "x-request-id"
 CLIENT_LEFT = 499
 """The logged status if the client left before the response began, as in nginx."""
 
 _HEADER = REQUEST_ID_HEADER.encode()
-_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
-"""It excludes spaces, so that a client cannot forge a field of our line."""
-_OWN_ID_BYTES = 16
 _EXPECTED = frozenset({HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE})
 """The statuses that health checks and scrapes get all the time."""
 _ROUTE_CHARACTERS = 128
@@ -115,12 +111,11 @@ class RequestLog:
 
         A request without the header may have a `request_id` in its body, which vLLM then uses.
         """
-        if not given or not _REQUEST_ID.fullmatch(given[0]):
-            own = secrets.token_hex(_OWN_ID_BYTES)
-            return own, own.encode() if given else b""
-        is_taken = given[0] in self._inner_ids
-        inner = given[0] + b"-" + secrets.token_hex(4).encode() if is_taken else given[0]
-        return given[0].decode("ascii"), inner
+        request_id = request_id_from(given)
+        inner = request_id.encode() if given else b""
+        if inner in self._inner_ids:
+            inner += b"-" + secrets.token_hex(4).encode()
+        return request_id, inner
 
     def _write(self, scope: Scope, exchange: _LoggedExchange) -> None:
         context = exchange.context

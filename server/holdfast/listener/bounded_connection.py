@@ -199,8 +199,9 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _answer(self, error: RefusedError) -> None:
         method = self.parser.get_method().decode()
-        headers = self.server_state.default_headers
-        self.transport.write(errors.encoded(error, headers, has_body=method != "HEAD"))
+        received = self.headers if self._is_receiving else ()  # else they are of the last one
+        headers, has_body = self.server_state.default_headers, method != "HEAD"
+        self.transport.write(errors.encoded(error, headers, received=received, has_body=has_body))
         if self._has_headers and not self._is_dispatched:
             self._table.on_refused(method, self.url, error.http_status)
         if self.access_log and self._has_headers:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 
 from holdfast.errors import RETRY_AFTER_SECONDS, RefusedError, openai_error_body
+from holdfast.request_context import REQUEST_ID_HEADER, request_id_from
 
 
 def malformed() -> RefusedError:
@@ -79,9 +80,18 @@ def too_many_connections(max_connections: int) -> RefusedError:
 
 
 def encoded(
-    error: RefusedError, default_headers: Iterable[tuple[bytes, bytes]], *, has_body: bool
+    error: RefusedError,
+    default_headers: Iterable[tuple[bytes, bytes]],
+    *,
+    received: Iterable[tuple[bytes, bytes]],
+    has_body: bool,
 ) -> bytes:
-    """Return the complete HTTP response, after which the connection is closed."""
+    """Return the complete HTTP response, after which the connection is closed.
+
+    `received` are the headers of the request, as far as they were read.
+    """
+    header = REQUEST_ID_HEADER.encode()
+    request_id = request_id_from(value for name, value in received if name == header)
     body = openai_error_body(error.cause, kind=error.openai_type, status=error.http_status)
     phrase = HTTPStatus(error.http_status).phrase
     lines = [
@@ -89,6 +99,7 @@ def encoded(
         *(name + b": " + value for name, value in default_headers),
         b"content-type: application/json",
         b"content-length: %d" % len(body),
+        header + b": " + request_id.encode(),
         b"connection: close",
     ]
     if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:

@@ -227,5 +227,8 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self._table.refusals.count(error.reason)
         self.handshake_complete = self.close_sent = self.disconnected = True
         self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.ABNORMAL_CLOSURE})
-        self.transport.write(errors.encoded(error, self.default_headers, has_body=True))
+        # uvicorn sets the scope with the headers, which may not have come.
+        received = getattr(self, "scope", {}).get("headers", ())
+        defaults = self.default_headers
+        self.transport.write(errors.encoded(error, defaults, received=received, has_body=True))
         self.transport.close()
