@@ -355,6 +355,17 @@ def test_a_wrong_body_is_refused_before_anything_is_asked() -> None:
     assert desk.asked == []
 
 
+def test_a_field_that_does_not_exist_is_named_with_those_that_do() -> None:
+    """An operator has misspelt it."""
+
+    async def live() -> httpx.Response:
+        async with serving(_front(Desk())) as client:
+            return await client.post("/admin/probe", json={"suit": "quick"})
+
+    told = _error(asyncio.run(live()))
+    assert told == "body: there is no field 'suit'; the fields are: suite, max_age_seconds"
+
+
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 5000, b"reason=x"])
 def test_what_is_no_json_is_refused(content: bytes) -> None:
     """400, whatever the bytes."""

@@ -52,7 +52,8 @@ class Service:
             raise ConflictError(cause)
         if self.operations is None:
             seconds = math.ceil(eta_seconds or RETRY_AFTER_SECONDS)
-            raise NotReadyError(cause, retry_after_seconds=seconds)
+            remedy = "try again when the server is READY."
+            raise NotReadyError(cause, retry_after_seconds=seconds, remedy=remedy)
         return self.operations
 
     def drain(self) -> None:

@@ -499,6 +499,9 @@ def test_commands_need_an_engine(tmp_path: Path) -> None:
     async def act(life: Life) -> None:
         await halt.entered.wait()
         assert refusals(life, QUICK, SLEEP, WAKE, RESTART) == [NotReadyError] * 4
+        with pytest.raises(NotReadyError) as refused:
+            life.supervisor.submit(QUICK)
+        assert refused.value.remedy == "try again when the server is READY."
         halt.released.set()
         await life.until(State.READY)
         assert refusals(life, WAKE) == [ConflictError]

@@ -48,7 +48,7 @@ def answer_errors(app: FastAPI) -> None:
 
     async def of_body(request: Request, error: Exception) -> Response:
         problems = error.errors() if isinstance(error, RequestValidationError) else ()
-        told = "; ".join(f"{_place(problem)}: {problem['msg']}" for problem in problems)
+        told = "; ".join(f"{_place(problem)}: {_words(problem)}" for problem in problems)
         return _reply(request, told or "The body is invalid.", "invalid_request_error", 400)
 
     app.add_exception_handler(HoldfastError, ours)
@@ -111,3 +111,7 @@ def _reply(request: Request, message: str, kind: str, status: int, headers: Any 
 
 def _place(problem: Any) -> str:
     return ".".join(str(part) for part in problem["loc"])
+
+
+def _words(problem: Any) -> str:
+    return str(problem["msg"]).removeprefix("Value error, ")

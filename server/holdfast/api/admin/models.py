@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Body
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from holdfast.labels import SLEEP_TAGS, CacheKind, SleepLevel, SleepTag, VerifyVerdict
 from holdfast.lifecycle.commands import ProvenSuite
@@ -40,6 +40,19 @@ class AdminRequest(BaseModel):
     """A body with exactly these fields."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_known_fields(cls, given: Any) -> Any:
+        """Refuse a field that does not exist, and name those that do."""
+        names = given if isinstance(given, dict) else ()
+        unknown = [name for name in names if name not in cls.model_fields]
+        if unknown:
+            known = ", ".join(cls.model_fields)
+            raise ValueError(
+                f"there is no field {unknown[0][:MAX_NAME_CHARACTERS]!r}; the fields are: {known}"
+            )
+        return given
 
 
 class ProbeRequest(AdminRequest):
