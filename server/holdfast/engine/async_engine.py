@@ -246,6 +246,7 @@ class AsyncEngine:
         which the clients of the next generation would wait too.
         """
         self._death.cancel()
+        self._llm.stop_reading()
         try:
             async with asyncio.timeout(SHUTDOWN_DEADLINE_SECONDS):
                 await asyncio.to_thread(self._llm.shutdown, timeout=0)

@@ -116,6 +116,14 @@ class CheckedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is Any to us
         self.output_processor.request_states.clear()
         self.engine_core.utility_results.clear()
 
+    def stop_reading(self) -> None:
+        """Pass on no more of what the engine sends: it is ended, and its requests have been told.
+
+        Otherwise vLLM takes the end of its own reader for a death, and logs it as an error.
+        """
+        if self.output_handler is not None:
+            self.output_handler.cancel()
+
     def tasks(self) -> list[asyncio.Task[None]]:
         """Return the tasks that read what the engine sends."""
         reader = getattr(self.engine_core.resources, "output_queue_task", None)
