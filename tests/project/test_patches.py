@@ -112,6 +112,7 @@ NOT_LISTED = {
         "engine.media.limits: self._media_io",
         "patches.front_end: request",
         "patches.log_lines: vllm_logger",
+        "patches.broken_responses: stored",
         "patches.media_names: chat_message",
         "patches.tokenizer: tokenizer",
         "worker.hooks: self._worker",
