@@ -25,7 +25,7 @@ from holdfast.listener.unix_socket import bound_unix_socket
 from holdfast.loopback import WILDCARDS, connectable
 from holdfast.settings import LimitSettings, ListenSettings
 from holdfast.telemetry.counters import Refusals
-from holdfast.telemetry.logs import strip_queries
+from holdfast.telemetry.logs import strip_queries, write_uvicorn_alike
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +107,7 @@ async def listening(  # noqa: PLR0913 - where to listen, what to serve, where to
     below_root = frozenset(f"{settings.root_path}{path}" for path in ALWAYS_ANSWERED)
     table = ConnectionTable(limits, refusals, ALWAYS_ANSWERED | below_root, on_refused=on_refused)
     config = _config(app, settings, limits, partial(HttpConnection, table=table))
+    write_uvicorn_alike()
     server = _Server(config, table, own)
     task = asyncio.create_task(server.serve(sockets=[sock]), name="listener")
     try:

@@ -1,4 +1,7 @@
-"""How the loggers below `holdfast` write. vLLM's loggers and the root logger stay as they are."""
+"""How the loggers below `holdfast` write, and with JSON those of uvicorn and Python's warnings.
+
+vLLM's loggers and the root logger stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +52,24 @@ def configure_logging(
     for old in tuple(logger.handlers):
         logger.removeHandler(old)
     logger.addHandler(handler)
+    _take_warnings(handler if style == "json" else None)
+
+
+def _take_warnings(handler: logging.Handler | None) -> None:
+    """Write Python's warnings with `handler`; as Python does it without one."""
+    logger = logging.getLogger("py.warnings")
+    logger.handlers[:] = [] if handler is None else [handler]
+    logger.propagate = handler is None
+    logging.captureWarnings(handler is not None)
+
+
+def write_uvicorn_alike() -> None:
+    """Have uvicorn write JSON lines if `holdfast` does; it has set its handlers up by now."""
+    for ours in logging.getLogger(ROOT).handlers:
+        if isinstance(ours.formatter, JSONLines):
+            for name in ("uvicorn", "uvicorn.access"):
+                for theirs in logging.getLogger(name).handlers:
+                    theirs.setFormatter(ours.formatter)
 
 
 def iso_time(unix_seconds: float) -> str:

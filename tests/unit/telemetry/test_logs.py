@@ -2,13 +2,27 @@ from __future__ import annotations
 
 import json
 import logging
+import logging.config
+import re
+import warnings
 from collections.abc import Iterator
 from io import StringIO
+from pathlib import Path
 
 import pytest
 
 from holdfast.errors import ExitCode, UsageError
-from holdfast.telemetry.logs import ROOT, configure_logging, quieten_access_log, set_log_level
+from holdfast.telemetry.logs import (
+    ROOT,
+    JSONLines,
+    LogStyle,
+    configure_logging,
+    quieten_access_log,
+    set_log_level,
+    write_uvicorn_alike,
+)
+
+GUIDE = Path(__file__).parents[3] / "docs" / "operating.md"
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +30,7 @@ def _loggers_as_before() -> Iterator[None]:
     logger = logging.getLogger(ROOT)
     before = (logger.level, logger.propagate, tuple(logger.handlers))
     yield
+    configure_logging(stream=StringIO())  # Python's warnings, too
     logger.level, logger.propagate = before[:2]
     logger.handlers[:] = before[2]
 
@@ -95,6 +110,46 @@ def test_a_json_line_holds_the_traceback() -> None:
         logging.getLogger("holdfast.x").exception("failed")
     assert "ValueError: invalid literal" in json.loads(stream.getvalue())["traceback"]
     assert stream.getvalue().count("\n") == 1
+
+
+def test_warnings_are_json_lines_too_where_ours_are() -> None:
+    """They would break what reads the lines."""
+    stream = StringIO()
+    configure_logging("info", style="json", stream=stream)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(True)
+        warnings.warn("old", FutureWarning, stacklevel=1)
+    record = json.loads(stream.getvalue())
+    assert (record["level"], record["logger"]) == ("warning", "py.warnings")
+    assert "FutureWarning: old" in record["message"]
+
+
+@pytest.mark.parametrize(("style", "is_json"), [("json", True), ("console", False)])
+def test_uvicorn_writes_json_lines_where_we_do(style: LogStyle, *, is_json: bool) -> None:
+    """On the streams that it has chosen."""
+    stream = StringIO()
+    configure_logging("info", style=style, stream=StringIO())
+    theirs = logging.StreamHandler(stream)
+    logger = logging.getLogger("uvicorn")
+    logger.addHandler(theirs)
+    try:
+        write_uvicorn_alike()
+        logger.warning("Shutting down")
+    finally:
+        logger.removeHandler(theirs)
+    assert stream.getvalue().startswith('{"time"') is is_json
+
+
+def test_the_file_that_the_guide_shows_gives_vllm_json_lines() -> None:
+    """An operator copies it."""
+    block = re.search(r"## JSON lines\n.*?```json\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert block is not None
+    shown = json.loads(block.group(1))
+    shown["loggers"] = {"a.test.of.logs": shown["loggers"].pop("vllm")}
+    logging.config.dictConfig(shown)
+    (handler,) = logging.getLogger("a.test.of.logs").handlers
+    assert isinstance(handler.formatter, JSONLines)
 
 
 def test_configuring_again_says_nothing_twice() -> None:
