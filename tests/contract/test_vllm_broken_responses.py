@@ -167,7 +167,7 @@ def test_a_response_that_is_lost_in_the_background_has_failed(
         serving.responses_full_generator = fail
         response = store(serving)
         await serving._run_background_request(*arguments())
-        return response.model_dump(mode="json", by_alias=True)
+        return dict(response.model_dump(mode="json", by_alias=True))
 
     with caplog.at_level(logging.WARNING):
         stored = asyncio.run(scene())

@@ -106,7 +106,7 @@ def in_openai_form(status: int, body: bytes) -> tuple[int, bytes]:
     content = _parsed(body)
     error = content.get("error") if isinstance(content, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
-    if not isinstance(message, str):
+    if not isinstance(error, dict) or not isinstance(message, str):
         return status, _encoded(status, _message(status, content, body))
     if status == HTTPStatus.BAD_REQUEST and message == UNSUPPORTED_MEDIA_TYPE:
         status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
