@@ -223,11 +223,10 @@ class ReplayManager:
                             else:
                                 return
                 except Exception as error:
-                    if self._outputs.is_death(error, llm):
-                        pass
-                    elif has_not_gone_on(request, begun_tokens):
+                    is_dead = self._outputs.is_death(error, llm)
+                    if not is_dead and has_not_gone_on(request, begun_tokens):
                         raise self._losses.record(request, lost_error(), "stream_broken") from error
-                    else:
+                    if not is_dead:
                         raise
                     if self._outputs.is_unsent(error):
                         request.generation = 0

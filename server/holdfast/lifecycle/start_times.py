@@ -105,7 +105,7 @@ def _first_rank(directory: Path) -> Mapping[str, float]:
     return {str(name): at for name, at in ranks[0].phases.items()} if ranks else {}
 
 
-def recovery_guess(start_seconds: float, phases: Mapping[str, float]) -> float:
+def first_guess(start_seconds: float, phases: Mapping[str, float]) -> float:
     """Return what a recovery may take if none has been measured, from the start before it.
 
     vLLM compiles its kernels while it sizes the KV cache, and the next start finds them in its

@@ -21,7 +21,7 @@ from holdfast.lifecycle.learning import Learning
 from holdfast.lifecycle.memory_relief import MemoryRelief
 from holdfast.lifecycle.proof import Proof, ProofOutcome, proven_text
 from holdfast.lifecycle.service import Service
-from holdfast.lifecycle.start_times import Forecast, recovery_guess, timed, watched
+from holdfast.lifecycle.start_times import Forecast, first_guess, timed, watched
 from holdfast.lifecycle.states import GenerationOutcome, State, StateMachine
 from holdfast.records import Death, EngineFacts, EngineReport, RankStats, Status
 from holdfast.settings import ProbeSettings, SupervisionSettings
@@ -279,9 +279,8 @@ class Supervisor:
                 spec = self._learning.spec(generation.number, directory)
                 engine = await stack.enter_async_context(launcher.running(spec))
             self._engine, self._facts = engine, engine.facts
-            start_seconds = time.monotonic() - started
-            self._report = replace(self._report, last_start_seconds=start_seconds)
-            self._guess_seconds = recovery_guess(start_seconds, self._phases)
+            self._report = replace(self._report, last_start_seconds=time.monotonic() - started)
+            self._guess_seconds = first_guess(self._report.last_start_seconds or 0.0, self._phases)
             try:
                 yield engine
             finally:

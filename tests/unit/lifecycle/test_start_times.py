@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.lifecycle.start_times import REMEMBERED, Forecast, recovery_guess
+from holdfast.lifecycle.start_times import REMEMBERED, Forecast, first_guess
 from stub_engine import FakeClock
 
 MODEL = ["model", "--flag"]
@@ -85,8 +85,8 @@ def test_a_first_recovery_goes_by_the_guess(tmp_path: Path) -> None:
 def test_a_recovery_is_not_expected_to_compile_kernels_again() -> None:
     """The first start compiled them while it sized the KV cache; they are cached now."""
     phases = {"import": 5.0, "processes": 4.0, "load": 0.5, "kv_sizing": 19.0, "warmup": 0.5}
-    assert recovery_guess(24.0, phases) == 5.0
-    assert recovery_guess(24.0, {}) == 24.0
+    assert first_guess(24.0, phases) == 5.0
+    assert first_guess(24.0, {}) == 24.0
 
 
 def test_a_recovery_that_begins_again_is_the_same_one(tmp_path: Path) -> None:

@@ -615,7 +615,7 @@ def test_a_first_recovery_is_forecast_without_the_time_to_compile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for what the next start does not do."""
-    monkeypatch.setattr(supervisor, "recovery_guess", lambda _seconds, _phases: 777.0)
+    monkeypatch.setattr(supervisor, "first_guess", lambda _seconds, _phases: 777.0)
 
     async def act(life: Life) -> None:
         await life.until(State.READY)
