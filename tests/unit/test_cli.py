@@ -584,6 +584,8 @@ def test_a_mistyped_flag_of_ours_is_told_at_once(mistyped: str) -> None:
         ("HOLDFAST_ADMIN_TOKEN", "HOLDFAST_ADMIN_API_KEY"),
         ("HOLDFAST_KEY_FILE", "HOLDFAST_API_KEY_FILE"),
         ("HOLDFAST_KEY", "VLLM_API_KEY"),
+        ("HOLDFAST_NODE_KEY", "HOLDFAST_NODE_KEY_FILE"),
+        ("HOLDFAST_SSL_KEY", "--ssl-keyfile"),
         ("HOLDFAST_HOST", "--host"),
         ("HOLDFAST_PORT", "--port"),
         ("HOLDFAST_SSL_KEYFILE", "--ssl-keyfile"),
@@ -616,14 +618,11 @@ def test_variables_that_are_not_of_flags_are_left_alone() -> None:
 
 
 def test_a_variable_named_like_a_flag_of_vllm_is_refused() -> None:
-    """Also one that resembles ours; vLLM's parser alone knows its flags."""
+    """Once vLLM's parser is there, which alone knows its flags."""
     known = ("--max-model-len", "--load-format")
     for name, remedy in (
         ("MAX_MODEL_LEN", "use --max-model-len."),
         ("LOAD_FORMAT", "use --load-format."),
-        ("MAX_WAIT", "HOLDFAST_MAX_WAITING"),
-        ("STATE_DIR", "HOLDFAST_USAGE_DIR"),
-        ("TIMEOUT", "HOLDFAST_SEND_TIMEOUT"),
     ):
         environment = {f"HOLDFAST_{name}": "1"}
         parse_serve(["--demo"], environment)
@@ -632,13 +631,31 @@ def test_a_variable_named_like_a_flag_of_vllm_is_refused() -> None:
         assert remedy in caught.value.remedy
 
 
-def test_a_variable_that_resembles_nothing_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """A file of variables may serve other programs too."""
-    environment = {"HOLDFAST_VERSION": "1", "HOLDFAST_PROBE": "off", "HOLDFAST_PORT": "udp://a:1"}
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("VERSION", ""),
+        ("MONKEY", ""),
+        ("KEYCLOAK_URL", ""),
+        ("ADMIN_EMAIL", ""),
+        ("NODE_IP", ""),
+        ("POD_NAME", "HOLDFAST_NODE_NAME"),
+        ("MAX_WAIT", "HOLDFAST_MAX_WAITING"),
+        ("STATE_DIR", "HOLDFAST_USAGE_DIR"),
+        ("TIMEOUT", "HOLDFAST_SEND_TIMEOUT"),
+    ],
+)
+def test_a_variable_that_may_have_another_purpose_is_a_warning(
+    caplog: pytest.LogCaptureFixture, name: str, advice: str
+) -> None:
+    """A file of variables may serve other programs too; what it resembles is named."""
+    named = f"HOLDFAST_{name}"
+    environment = {named: "1", "HOLDFAST_PROBE": "off", "HOLDFAST_PORT": "udp://a:1"}
     parse_serve(["--demo"], environment)
     check_rest(environment, ())
     (line,) = caplog.messages
-    assert "HOLDFAST_VERSION has no effect" in line
+    assert f"{named} has no effect" in line
+    assert advice in line
 
 
 def test_the_programs_of_our_environment_are_found(

@@ -35,12 +35,16 @@ _OF_A_SERVICE = re.compile(
     r"\w*_SERVICE_(?:HOST|PORT(?:_\w+)?)|\w*_PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?"
 )
 """What Kubernetes sets for each Service of the namespace, besides an address in `..._PORT`."""
-_OF_KEYS = ("KEY", "ADMIN")
-"""What guards the server has one of these in its name; without effect, it would be open."""
+_WORDS_OF_KEYS = frozenset({"ADMIN", "APIKEY", "APIKEYS", "KEY", "KEYS"})
+"""What guards the server has one of these words in its name; without effect, it would be open."""
+_OF_ADDRESSES = ("_URL", "_EMAIL", "_HOST", "_PORT", "_NAME")
+"""How names end that say where something is, not what guards it."""
 _LIKENESS = 0.9
 _LIKENESS_OF_KEYS = 0.82
 _LIKENESS_OF_UNKNOWN = 0.75
-"""For a name that is not that of a flag of vLLM."""
+"""For a warning about a name that may have another purpose."""
+_LEAST_LIKENESS_OF_KEYS = 0.6
+"""For what to set instead of a name that is refused anyway."""
 
 
 def is_read(name: str) -> bool:
@@ -63,10 +67,10 @@ def remedy_of(name: str) -> str:
     flag = _as_flag(name)
     if flag in _listener_flags() and name != NOT_THE_KEY:
         return f"use {flag}."
-    is_of_keys = any(word in name for word in _OF_KEYS)
+    is_of_keys = _is_of_keys(name)
     if meant := _likely(flag, _LIKENESS_OF_KEYS if is_of_keys else _LIKENESS):
         return f"set {meant} instead."
-    return f"set {_THE_KEY} or HOLDFAST_ADMIN_API_KEY, or unset it." if is_of_keys else ""
+    return _remedy_of_key(flag) if is_of_keys else ""
 
 
 def refuse_mistyped_variables(environment: Mapping[str, str]) -> None:
@@ -84,7 +88,7 @@ def check_rest(environment: Mapping[str, str], known_flags: Collection[str]) -> 
     """Check the variables again, with all flags that vLLM's parser knows; warn of the others.
 
     Raises:
-        UsageError: one is named like a flag without a variable, or resembles one of ours.
+        UsageError: one is named like a flag without a variable.
     """
     for name in _set_by_somebody(environment):
         if not name.startswith(OUR_PREFIX) or is_read(name):
@@ -92,9 +96,9 @@ def check_rest(environment: Mapping[str, str], known_flags: Collection[str]) -> 
         flag = _as_flag(name)
         if flag in known_flags:
             raise _without_effect(name, f"use {flag}.")
-        if meant := _likely(flag, _LIKENESS_OF_UNKNOWN):
-            raise _without_effect(name, f"set {meant} instead, or unset it.")
-        logger.warning("the variable %s has no effect: Holdfast has no such setting", name)
+        meant = _likely(flag, _LIKENESS_OF_UNKNOWN)
+        advice = f"; set {meant} if that was meant" if meant else ""
+        logger.warning("the variable %s has no effect: no setting has this name%s", name, advice)
 
 
 def _set_by_somebody(environment: Mapping[str, str]) -> Iterator[str]:
@@ -113,6 +117,21 @@ def _likely(flag: str, likeness: float) -> str:
     """Return the variables of the flags that are most similar to this one."""
     variables = {one.name: one.variable for one in flags()} | {"--api-key": _THE_KEY}
     return " or ".join(variables[one] for one in get_close_matches(flag, variables, 3, likeness))
+
+
+def _is_of_keys(name: str) -> bool:
+    """Whether a name is that of something that guards the server."""
+    return not (_WORDS_OF_KEYS.isdisjoint(name.split("_")) or name.endswith(_OF_ADDRESSES))
+
+
+def _remedy_of_key(flag: str) -> str:
+    """Return what to set or use instead of a variable that guards nothing."""
+    known = {option: f"use {option}" for option in _listener_flags() if "key" in option}
+    known |= {one.name: f"set {one.variable}" for one in flags() if "key" in one.name}
+    known["--api-key"] = f"set {_THE_KEY}"
+    likely = get_close_matches(flag, known, 1, _LEAST_LIKENESS_OF_KEYS)
+    instead = known[likely[0]] if likely else f"set {_THE_KEY} or HOLDFAST_ADMIN_API_KEY"
+    return f"{instead} instead, or unset it."
 
 
 def _is_almost_the_key(name: str) -> bool:

@@ -32,6 +32,9 @@ MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 30.0
 REFRESHES_PER_SECOND = 2
 _REMEDY = "check the address, and whether the server runs."
+_OF_ANOTHER_TIME = {9, 10}
+"""A certificate that is not valid yet, or no longer: X509_V_ERR_CERT_NOT_YET_VALID and
+X509_V_ERR_CERT_HAS_EXPIRED, listed below."""
 _OF_ANOTHER_HOST = {62, 64}
 """What OpenSSL calls a certificate for another name or address: X509_V_ERR_HOSTNAME_MISMATCH and
 X509_V_ERR_IP_ADDRESS_MISMATCH in https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/."""
@@ -242,6 +245,8 @@ def _remedy(error: BaseException, url: str) -> str:
         if isinstance(cause, ssl.SSLCertVerificationError):
             if cause.verify_code in _OF_ANOTHER_HOST:
                 return "use a host that its certificate names."
+            if cause.verify_code in _OF_ANOTHER_TIME:
+                return "renew the server's certificate, or correct this machine's clock."
             return "set SSL_CERT_FILE to the certificate of its authority."
         if isinstance(cause, ssl.SSLError):
             return f"{_REMEDY} If it has no certificate, try http://."

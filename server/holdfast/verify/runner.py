@@ -17,13 +17,13 @@ from holdfast.verify.redaction import redacted
 from holdfast.verify.survey import is_answering
 from holdfast.verify.target import PATIENT_SECONDS, NoAnswerError, Target
 from holdfast.verify.trial import (
-    LIMITED,
     InconclusiveError,
     SkippedError,
     Trial,
     UnexpectedStatusError,
     fault_of,
 )
+from holdfast.verify.waiting import LIMITED
 
 INTERRUPTED = "the run was interrupted"
 

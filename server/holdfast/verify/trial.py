@@ -19,19 +19,12 @@ from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import PATIENT_SECONDS, REQUEST_SECONDS, Answer, Target
 from holdfast.verify.tasks import score_key
 from holdfast.verify.texts import with_texts
-from holdfast.verify.waiting import (
-    LIMITED_REMEDY,
-    AnyAnswer,
-    LimitedError,
-    is_limited,
-    until_admitted,
-)
+from holdfast.verify.waiting import LIMITED, AnyAnswer, LimitedError, is_limited, until_admitted
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
 TOKENIZE = "/tokenize"
-LIMITED = f"the server limits its requests (429, or 503 with Retry-After); {LIMITED_REMEDY}"
 UNKNOWN_FIELD = (400, 422)
 """How a server refuses a field that it does not know."""
 _OK = 200

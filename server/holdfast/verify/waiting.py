@@ -18,6 +18,7 @@ AT_ONCE = 8
 QUEUED_SECONDS = AT_ONCE * PATIENT_SECONDS
 """For the answers of such a check: a server may have one slot, where a request waits for others."""
 LIMITED_REMEDY = "give --api-key-file a key without limits, or wait until others ask for less"
+LIMITED = f"the server limits its requests (429, or 503 with Retry-After); {LIMITED_REMEDY}"
 _WAIT_SECONDS = 1.0
 """After a refusal that does not say how long."""
 _LEAST_WAIT_SECONDS = 0.1

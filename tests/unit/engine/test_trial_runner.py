@@ -60,6 +60,24 @@ class SteppingLLM(ScriptedLLM):
             yield output
 
 
+class TokenLLM(ScriptedLLM):
+    """Takes some time for each token of those whose names begin so."""
+
+    def __init__(self, clock: FakeClock, slow: str, token_seconds: float) -> None:
+        super().__init__(answers=5)
+        self._clock = clock
+        self._slow = slow
+        self._token_seconds = token_seconds
+
+    async def generate(self, prompt: str, **options: Any) -> AsyncIterator[Output]:
+        """The time passes before each token."""
+        self.answers = 1000 if prompt.startswith(self._slow) else 5
+        async for output in super().generate(prompt, **options):
+            if prompt.startswith(self._slow):
+                self._clock.now_seconds += self._token_seconds
+            yield output
+
+
 class LongStepLLM(ScriptedLLM):
     """Has one request whose next step takes longer than all trials may."""
 
@@ -220,6 +238,33 @@ def test_many_suspects_pass_though_an_equal_share_is_shorter_than_a_step(*, has_
         refused = sum(isinstance(answer, AnsweredError) for answer in answers)
         assert len(set(tried)) == len(tried) == count - refused
         assert len(tried) >= allowed_seconds / step_seconds
+
+    run_scene(scene)
+
+
+def test_several_slow_suspects_leave_the_others_their_time() -> None:
+    """Though they are tried first: three of them would need all the time."""
+    clock = FakeClock()
+    names = [*(f"slow#{at}" for at in range(3)), *(f"good#{at}" for at in range(7))]
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.requests = ReplayManager(PlainOutputs(), clock=clock)
+        harness.start().hold()
+        slow_and_good = [
+            harness.call(name, context=RequestContext(key=name.partition("#")[0])) for name in names
+        ]
+        await harness.llm.until_received(len(names))
+        suspects = tuple(
+            Suspect(name, 900 if name.startswith("slow") else 0, is_prefill=False) for name in names
+        )
+        harness.bury(replace(RAISED, suspects=suspects))
+        await harness.until_held(len(names))
+        harness.start(TokenLLM(clock, "slow", trials.LEAST_TRIAL_SECONDS / 10), is_open=False)
+        assert await harness.requests.try_suspects(trials.LEAST_TRIAL_SECONDS)
+        harness.requests.open()
+        answers = await asyncio.gather(*slow_and_good, return_exceptions=True)
+        served = [name for name, one in zip(names, answers, strict=True) if isinstance(one, list)]
+        assert served == names[3:]
 
     run_scene(scene)
 

@@ -450,17 +450,20 @@ def test_a_death_that_the_trials_explain_delays_no_start(tmp_path: Path) -> None
     delays: list[float] = []
 
     async def act(life: Life) -> None:
-        REQUEST.set(RequestContext(key="bad"))
         for number in range(2):
             await life.until(State.READY)
             llm = world.engines[number].llm
             llm.hold()
+            REQUEST.set(RequestContext(key="good"))
+            good = Client(life, f"good#{number}").task
+            REQUEST.set(RequestContext(key="bad"))
             calls = [Client(life, name, is_consumed=True).task for name in "pq"]
-            await llm.until_received(2)
+            await llm.until_received(3)
             world.engines[number].die(RAISED)
             await asyncio.wait(calls)
             assert all(isinstance(call.exception(), AnsweredError) for call in calls)
             await life.until(State.RECOVERING)
+            await good
         await life.until(State.READY)
         delays.append(life.supervisor._deaths._budget.wait_seconds(RAISED))
         life.supervisor.request_stop()

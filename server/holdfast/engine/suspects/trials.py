@@ -17,7 +17,7 @@ TRIAL_ENGINES = 2
 """How many engines the trials after one death may cost."""
 LEAST_TRIAL_SECONDS = 15.0
 """The least time that trials get, however fast an engine starts."""
-LEAST_SHARE_SECONDS = 5.0
+LEAST_SHARE_SECONDS = 2.0
 """The least of that time that a group gets while as much is left: with a share that is shorter than
 a step, no suspect of many would pass."""
 MOST_OVERTIME = 2.0

@@ -115,9 +115,11 @@ async def _judge_logprobs(trial: Trial, path: str, body: dict[str, Any]) -> None
         raise SkippedError("the server gives no log-probabilities")
     if not trial.require(answer.status == _OK, f"its status is {answer.status}", answer):
         return
-    is_cut = answer.finish_reason() == "length"
-    tokens = _TOKENS if is_cut else dig(answer.usage(), "completion_tokens", kind=int)
     with trial.demanding_form(answer):
+        if not has_no_error(trial, answer):
+            return
+        is_cut = answer.finish_reason() == "length"
+        tokens = _TOKENS if is_cut else dig(answer.usage(), "completion_tokens", kind=int)
         require_strict(trial, answer)
         found = _chat_logprobs(answer) if is_chat else _completion_logprobs(answer)
         trial.require(
@@ -141,6 +143,8 @@ class _Position:
     """The greatest log-probabilities."""
     is_in_order: bool
     """Whether these begin with the greatest, where they have an order."""
+    may_share_entries: bool = False
+    """Whether tokens of one spelling have one entry, as in the object of a completion."""
 
 
 def _faults_of(told: _Position) -> Iterator[str]:
@@ -157,8 +161,7 @@ def _faults_of(told: _Position) -> Iterator[str]:
     most = max(told.most_likely)
     if is_one and told.sampled < most - _ROUNDING:
         yield "the greedy token is not the likeliest"
-    # Two tokens of one spelling have one entry in the object of a completion.
-    is_complete = len(told.most_likely) >= _TOP
+    is_complete = not told.may_share_entries or len(told.most_likely) >= _TOP
     if is_one and is_complete and told.sampled > most + _TOLD_APART:
         yield f"the greedy token has {told.sampled}, and the likeliest one {most}"
     if not told.is_in_order:
@@ -181,7 +184,7 @@ def _require_spelling(trial: Trial, answer: Answer, found: Sequence[_Position]) 
     if len(parts) == len(found) and _BROKEN not in text:
         spelled = text if is_spelled else spelled
         is_spelled = is_spelled and _spells(text, (one for one in said if not one.isspace()))
-    are_ids = any(told.token.startswith(_SPELLED_AS_ID) for told in found)
+    are_ids = bool(found) and all(told.token.startswith(_SPELLED_AS_ID) for told in found)
     wrong = f"its tokens do not spell the answer, but {excerpt(spelled, _SHOWN)!r}"
     trial.require(is_spelled or are_ids, wrong, answer)
 
@@ -246,6 +249,7 @@ def _completion_logprobs(answer: Answer) -> list[_Position]:
             _as_float(sampled[at]),
             [_as_float(one) for one in dig(tops, at, kind=dict).values()],
             is_in_order=True,
+            may_share_entries=True,
         )
         for at in range(len(tokens))
     ]

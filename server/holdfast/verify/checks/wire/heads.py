@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -30,8 +31,9 @@ async def judge_name(
         return
     roots = await _roots(trial)
     told = f"it names the model {named!r} and not {asked!r}"
+    is_snapshot = re.fullmatch(re.escape(asked) + r"-[\d-]+", named) and not roots.get(asked)
     is_alias = bool(roots.get(asked)) and roots.get(asked) == roots.get(named)
-    if not named or (named in roots and not is_alias):
+    if not named or (named in roots and not (is_alias or is_snapshot)):
         trial.blame(told, answer)
     elif not is_alias:
         trial.warn(told, answer)
@@ -44,7 +46,7 @@ def has_no_error(trial: Trial, answer: Answer | StreamedAnswer) -> bool:
         MalformedError: the stream is broken.
     """
     documents = answer.documents if isinstance(answer, StreamedAnswer) else (answer.document,)
-    errors = [one for one in documents if one.get("error") and "choices" not in one]
+    errors = [one for one in documents if one.get("error")]
     said = f"it is an error: {excerpt(str(errors[0]['error']), _SHOWN)}" if errors else ""
     return trial.require(not errors, said, answer)
 
