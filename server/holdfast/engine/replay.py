@@ -140,7 +140,8 @@ class ReplayManager:
 
     def plan_end(self, error: HoldfastError) -> None:
         """Raise `error` in what is lost with the engine: it is about to be ended on purpose."""
-        self._losses.plan_end(self._generation, error)
+        if self._llm is not None:  # else it has died already, which is what its readers are told
+            self._losses.plan_end(self._generation, error)
 
     def engine_ended(self) -> None:
         """Record that the engine is gone: from now on requests wait."""
@@ -267,7 +268,7 @@ class ReplayManager:
         """Return the arguments for this engine, and count the request if another has had it."""
         arguments = self._outputs.continued_arguments(request.arguments, request.sent, llm)
         if arguments is None:
-            raise self._losses.record(request, lost_error(), "stream_broken")
+            raise self._losses.lost(request)
         sent_tokens = len(request.sent.token_ids)
         if request.generation and sent_tokens:
             self.continued += 1

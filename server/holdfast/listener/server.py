@@ -25,7 +25,7 @@ from holdfast.listener.unix_socket import bound_unix_socket
 from holdfast.loopback import WILDCARDS, connectable
 from holdfast.settings import LimitSettings, ListenSettings
 from holdfast.telemetry.counters import Refusals
-from holdfast.telemetry.logs import strip_queries, write_uvicorn_alike
+from holdfast.telemetry.logs import clean_uvicorn_lines, write_uvicorn_alike
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ async def listening(  # noqa: PLR0913 - where to listen, what to serve, where to
     Raises:
         UsageError: a TLS file is missing or invalid, or this process may not open enough files.
     """
-    strip_queries()
+    clean_uvicorn_lines()
     # A proxy may keep the root path in the request, or strip it.
     below_root = frozenset(f"{settings.root_path}{path}" for path in ALWAYS_ANSWERED)
     table = ConnectionTable(limits, refusals, ALWAYS_ANSWERED | below_root, on_refused=on_refused)

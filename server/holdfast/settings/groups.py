@@ -279,8 +279,8 @@ class LogSettings:
         "--log-format",
         ("auto", "console", "json"),
         "auto",
-        "`console` writes one line per event, `json` one object per line for all but what vLLM "
-        "prints, and `auto` a progress view on a terminal and lines elsewhere",
+        "`console` writes one line per event, `json` one object per line for Holdfast, uvicorn and "
+        "Python's warnings, and `auto` a progress view on a terminal and lines elsewhere",
     )
     requests: RequestLogStyle = choice(
         "--request-log",

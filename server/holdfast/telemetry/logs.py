@@ -31,6 +31,9 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 """What a terminal obeys: controls but newline and tab, and those that reorder what is shown."""
 
 
+_TRACEBACKS = logging.Formatter()
+
+
 def configure_logging(
     level: str = "info", *, style: LogStyle = "console", stream: TextIO | None = None
 ) -> None:
@@ -104,25 +107,31 @@ def quieten_access_log(paths: Container[str], *, is_probing: Callable[[], bool])
     logging.getLogger("uvicorn.access").addFilter(_AccessFilter(paths, is_probing))
 
 
-def strip_queries() -> None:
-    """Cut the query from every path that uvicorn logs: some clients put their key there."""
+def clean_uvicorn_lines() -> None:
+    """Cut the query from every path that uvicorn logs: some clients put their key there.
+
+    No line of it commands the terminal either, though a traceback may quote what a client sent.
+    """
     for name in ("uvicorn.access", "uvicorn.error"):
         logger = logging.getLogger(name)
-        if not any(isinstance(known, _WithoutQueries) for known in logger.filters):
-            logger.addFilter(_WithoutQueries())
+        if not any(isinstance(known, _CleanLines) for known in logger.filters):
+            logger.addFilter(_CleanLines())
 
 
-class _WithoutQueries(logging.Filter):
+class _CleanLines(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
             record.args = tuple(map(_without_query, record.args))
+        if record.exc_info and not record.exc_text:  # formatters write this text, if there is one
+            record.exc_text = without_controls(_TRACEBACKS.formatException(record.exc_info))
         return True
 
 
 def _without_query(argument: object) -> object:
-    if isinstance(argument, str) and "?" in argument and " " not in argument:
-        return argument.partition("?")[0]
-    return argument
+    if not isinstance(argument, str):
+        return argument
+    is_path = "?" in argument and " " not in argument
+    return without_controls(argument.partition("?")[0] if is_path else argument)
 
 
 class _AccessFilter(logging.Filter):
@@ -172,4 +181,6 @@ class JSONLines(logging.Formatter):
         }
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
+        elif record.exc_text:  # it was shortened, see `patches.log_lines`
+            fields["traceback"] = record.exc_text
         return json.dumps({**getattr(record, "fields", {}), **fields}, default=str)

@@ -232,6 +232,22 @@ def test_a_slow_reader_hears_of_a_planned_end_though_the_next_engine_has_started
     run_scene(scene)
 
 
+def test_an_engine_that_has_died_is_not_ended_as_planned() -> None:
+    """A slow reader of it hears what happened, though the server stops before it reads."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=2))
+        outputs = harness.requests.run("generate", {"prompt": "a", "request_id": "a"})
+        await anext(outputs)
+        harness.bury()
+        harness.requests.plan_end(ENDED)
+        with pytest.raises(AnsweredError, match="died"):
+            await anext(outputs)
+        assert harness.requests.lost["drained"] == 0
+
+    run_scene(scene)
+
+
 class Stream:
     """A caller that takes one token after the other of an answer that can go on."""
 

@@ -16,6 +16,7 @@ from holdfast.telemetry.logs import (
     ROOT,
     JSONLines,
     LogStyle,
+    clean_uvicorn_lines,
     configure_logging,
     quieten_access_log,
     set_log_level,
@@ -110,6 +111,30 @@ def test_a_json_line_holds_the_traceback() -> None:
         logging.getLogger("holdfast.x").exception("failed")
     assert "ValueError: invalid literal" in json.loads(stream.getvalue())["traceback"]
     assert stream.getvalue().count("\n") == 1
+
+
+def test_a_json_line_holds_a_traceback_that_was_shortened() -> None:
+    """It is then a text, see `patches.log_lines`."""
+    record = logging.makeLogRecord({"msg": "failed", "exc_text": "Traceback: ... ValueError"})
+    assert json.loads(JSONLines().format(record))["traceback"] == record.exc_text
+
+
+def test_a_traceback_of_uvicorn_commands_no_terminal() -> None:
+    """An exception of an application may quote what a client sent."""
+    stream = StringIO()
+    handler = logging.StreamHandler(stream)
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(handler)
+    try:
+        clean_uvicorn_lines()
+        getattr(stream, "\x1b]0;owned\x07")
+    except AttributeError:
+        logger.exception("failed for %s", "/x?key=\x1b")
+    finally:
+        logger.removeHandler(handler)
+    assert stream.getvalue().startswith("failed for /x\n")
+    assert r"no attribute '\x1b]0;owned\x07'" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
 
 
 def test_warnings_are_json_lines_too_where_ours_are() -> None:
