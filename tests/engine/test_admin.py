@@ -113,7 +113,7 @@ def test_an_adapter_is_served_and_pinned(server: Server, adapter: Path) -> None:
     assert ask(server, "loras/accent/pin").json()["is_pinned"]
     missing = ask(server, "loras", name="nobody", path=str(adapter / "nothing"))
     assert missing.status_code in {400, 404}, missing.text
-    assert ask(server, "loras", name="accent", path=str(adapter)).status_code == 400
+    assert ask(server, "loras", name="accent", path=str(adapter)).status_code == 409
     assert server.generation == 1
 
 
