@@ -2,8 +2,7 @@
 
 Requests wait here while there is no engine, and go to the next generation in order of arrival,
 except those to blame for the death, see `suspects.blame`. One that has yielded nothing starts over.
-A stream goes on after what was sent, if its state follows from the tokens that were sent, see
-`requests.continuation`.
+A stream goes on after what was sent if its state follows from that, see `requests.continuation`.
 
 Belongs to one event loop. `EngineOutputs` hides what is peculiar to vLLM.
 """
