@@ -31,65 +31,37 @@ TERMINATED = Death("terminated", "EngineCore received SIGTERM")
 ENDED = NotReadyError("The server has shut down.", retry_after_seconds=5)
 
 
-class LateLLM(ScriptedLLM):
-    """Takes a fifth of the time of all trials for each token."""
+class SlowTokenLLM(ScriptedLLM):
+    """Takes some time for each token of those whose names begin so, which have long answers."""
 
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__(answers=1000)
+    def __init__(self, clock: FakeClock, token_seconds: float, slow: str = "") -> None:
+        super().__init__()
         self._clock = clock
+        self._token_seconds = token_seconds
+        self._slow = slow
 
     async def generate(self, prompt: str, **options: Any) -> AsyncIterator[Output]:
         """A token, and another, and the time passes."""
+        is_slow = prompt.startswith(self._slow)
+        self.answers = 1000 if is_slow else 5
         async for output in super().generate(prompt, **options):
-            self._clock.now_seconds += TRIAL_SECONDS / 5
+            self._clock.now_seconds += self._token_seconds if is_slow else 0.0
             yield output
 
 
-class SteppingLLM(ScriptedLLM):
-    """Takes some time for each prompt, in one step, and none for the tokens after it."""
+class SlowStepLLM(ScriptedLLM):
+    """Takes some time, in one step, for each prompt whose name begins so."""
 
-    def __init__(self, clock: FakeClock, step_seconds: float) -> None:
-        super().__init__(answers=5)
-        self._clock = clock
-        self._step_seconds = step_seconds
-
-    async def generate(self, prompt: str, **options: Any) -> AsyncIterator[Output]:
-        """The time passes before the first token."""
-        self._clock.now_seconds += self._step_seconds
-        async for output in super().generate(prompt, **options):
-            yield output
-
-
-class TokenLLM(ScriptedLLM):
-    """Takes some time for each token of those whose names begin so."""
-
-    def __init__(self, clock: FakeClock, slow: str, token_seconds: float) -> None:
-        super().__init__(answers=5)
-        self._clock = clock
-        self._slow = slow
-        self._token_seconds = token_seconds
-
-    async def generate(self, prompt: str, **options: Any) -> AsyncIterator[Output]:
-        """The time passes before each token."""
-        self.answers = 1000 if prompt.startswith(self._slow) else 5
-        async for output in super().generate(prompt, **options):
-            if prompt.startswith(self._slow):
-                self._clock.now_seconds += self._token_seconds
-            yield output
-
-
-class LongStepLLM(ScriptedLLM):
-    """Has one request whose next step takes longer than all trials may."""
-
-    def __init__(self, clock: FakeClock, slow: str) -> None:
+    def __init__(self, clock: FakeClock, step_seconds: float, slow: str = "") -> None:
         super().__init__(answers=1000)
         self._clock = clock
+        self._step_seconds = step_seconds
         self._slow = slow
 
     async def generate(self, prompt: str, **options: Any) -> AsyncIterator[Output]:
         """The time passes before the first token."""
-        if prompt == self._slow:
-            self._clock.now_seconds += 2 * TRIAL_SECONDS
+        if prompt.startswith(self._slow):
+            self._clock.now_seconds += self._step_seconds
         async for output in super().generate(prompt, **options):
             yield output
 
@@ -136,7 +108,7 @@ def test_a_trial_is_stopped_when_its_time_is_over() -> None:
         began_seconds = clock.now_seconds
         death = named("long", "late", reached_tokens=900)
         suspects, _ = await killed(harness, death, ["long", "late"])
-        llm = harness.start(LateLLM(clock), is_open=False)
+        llm = harness.start(SlowTokenLLM(clock, TRIAL_SECONDS / 5), is_open=False)
         assert await harness.requests.try_suspects(TRIAL_SECONDS)
         assert llm.received[:3] == ["long", "late", "long"]
         assert not llm.running
@@ -158,7 +130,7 @@ def test_a_slow_suspect_leaves_the_others_their_share() -> None:
         (slow, short), _ = await killed(
             harness, replace(RAISED, suspects=suspects), ["long", "short"]
         )
-        llm = harness.start(LateLLM(clock), is_open=False)
+        llm = harness.start(SlowTokenLLM(clock, TRIAL_SECONDS / 5), is_open=False)
         assert await harness.requests.try_suspects(TRIAL_SECONDS)
         assert llm.received == ["long", "short", "long"]
         with answered(SuspectedError):
@@ -228,7 +200,7 @@ def test_many_suspects_pass_though_an_equal_share_is_shorter_than_a_step(*, has_
         await harness.llm.until_received(count)
         harness.bury(RAISED)
         await harness.until_held(count)
-        llm = harness.start(SteppingLLM(clock, step_seconds), is_open=False)
+        llm = harness.start(SlowStepLLM(clock, step_seconds), is_open=False)
         began_seconds = clock.now_seconds
         assert await harness.requests.try_suspects(allowed_seconds)
         assert clock.now_seconds - began_seconds <= trials.MOST_OVERTIME * allowed_seconds
@@ -259,7 +231,7 @@ def test_several_slow_suspects_leave_the_others_their_time() -> None:
         )
         harness.bury(replace(RAISED, suspects=suspects))
         await harness.until_held(len(names))
-        harness.start(TokenLLM(clock, "slow", trials.LEAST_TRIAL_SECONDS / 10), is_open=False)
+        harness.start(SlowTokenLLM(clock, trials.LEAST_TRIAL_SECONDS / 10, "slow"), is_open=False)
         assert await harness.requests.try_suspects(trials.LEAST_TRIAL_SECONDS)
         harness.requests.open()
         answers = await asyncio.gather(*slow_and_good, return_exceptions=True)
@@ -286,7 +258,7 @@ def test_the_time_that_a_key_overruns_is_taken_from_that_key() -> None:
         )
         harness.bury(replace(RAISED, suspects=suspects))
         await harness.until_held(3)
-        llm = harness.start(LongStepLLM(clock, "slow"), is_open=False)
+        llm = harness.start(SlowStepLLM(clock, 2 * TRIAL_SECONDS, "slow"), is_open=False)
         assert await harness.requests.try_suspects(TRIAL_SECONDS)
         assert llm.received == [*names]
         with answered(SuspectedError):

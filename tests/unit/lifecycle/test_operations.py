@@ -62,6 +62,16 @@ def refusals(life: Life, *commands: Command) -> list[type[HoldfastError]]:
     return refused
 
 
+async def begun_stream(world: World, life: Life, *, is_continuable: bool = False) -> Client:
+    """A stream that has had its first token, and gets no other before the engine goes on."""
+    llm = world.engines[0].llm
+    llm.answers = 2
+    begun = Client(life, "begun", is_continuable=is_continuable)
+    await begun.first.wait()
+    llm.hold()
+    return begun
+
+
 def test_a_probe_on_request_closes_the_gate_and_opens_it(tmp_path: Path) -> None:
     """The states are READY, PROBING, READY, and the requested suite runs."""
     world = World(tmp_path)
@@ -412,10 +422,7 @@ def test_a_restart_lets_streams_end_and_replays_the_rest(tmp_path: Path) -> None
 
     async def act(life: Life) -> None:
         llm = world.engines[0].llm
-        llm.answers = 2
-        begun = Client(life, "begun")
-        await begun.first.wait()
-        llm.hold()
+        begun = await begun_stream(world, life)
         once = Client(life, "once", is_consumed=True)
         queued = Client(life, "queued")
         await llm.until_received(3)
@@ -441,11 +448,7 @@ def test_a_restart_does_not_wait_for_what_can_go_on(tmp_path: Path) -> None:
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
-        llm = world.engines[0].llm
-        llm.answers = 2
-        begun = Client(life, "begun", is_continuable=True)
-        await begun.first.wait()
-        llm.hold()
+        begun = await begun_stream(world, life, is_continuable=True)
         await life.supervisor.submit(RESTART)
         await life.until(State.READY)
         await begun.task
@@ -459,11 +462,7 @@ def test_a_restart_does_not_wait_for_ever(tmp_path: Path) -> None:
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
-        llm = world.engines[0].llm
-        llm.answers = 2
-        begun = Client(life, "begun")
-        await begun.first.wait()
-        llm.hold()
+        begun = await begun_stream(world, life)
         await life.supervisor.submit(RESTART)
         with pytest.raises(Exception, match="The engine was restarted"):
             await begun.task
@@ -478,11 +477,7 @@ def test_a_stop_does_not_wait_for_ever(tmp_path: Path) -> None:
     world = World(tmp_path)
 
     async def act(life: Life) -> None:
-        llm = world.engines[0].llm
-        llm.answers = 2
-        begun = Client(life, "begun")
-        await begun.first.wait()
-        llm.hold()
+        begun = await begun_stream(world, life)
         life.supervisor.request_stop()
         with pytest.raises(Exception, match=r"The server has shut down\."):
             await begun.task
@@ -616,10 +611,7 @@ def test_a_stop_takes_the_place_of_a_restart(tmp_path: Path) -> None:
     async def act(life: Life) -> None:
         await life.until(State.READY)
         llm = world.engines[0].llm
-        llm.answers = 2
-        begun = Client(life, "begun")
-        await begun.first.wait()
-        llm.hold()
+        begun = await begun_stream(world, life)
         answer = life.supervisor.submit(RESTART)
         await life.until(State.RECOVERING)
         late = Client(life, "late")

@@ -104,6 +104,13 @@ FOUND_BY: dict[Defect, str] = {
 }
 
 
+def assert_fails(app: OpenAIDouble, checks: Sequence[Check], reason: str) -> None:
+    """The one check fails, for a reason that begins so."""
+    (made,) = results(app, checks).values()
+    assert made.status is CheckStatus.FAILED
+    assert made.reason.startswith(reason)
+
+
 def test_a_server_that_is_well_passes() -> None:
     """Nothing is blamed, warned of or skipped."""
     made = results(OpenAIDouble(), OWN)
@@ -734,9 +741,7 @@ def test_what_is_told_of_a_token_has_to_be_right(
     tell: Callable[[Body], object], reason: str
 ) -> None:
     """Its text, its log-probability and what is told of the most likely tokens."""
-    (made,) = results(Told(tell), LOGPROBS).values()
-    assert made.status is CheckStatus.FAILED
-    assert made.reason.startswith(reason)
+    assert_fails(Told(tell), LOGPROBS, reason)
 
 
 def _broken(token: str) -> str:
@@ -1118,9 +1123,7 @@ def test_an_error_in_place_of_an_answer_is_a_fault(
     app: OpenAIDouble, checks: Sequence[Check], reason: str
 ) -> None:
     """One of several clients that gets it has no answer, whatever the status says."""
-    (made,) = results(app, checks).values()
-    assert made.status is CheckStatus.FAILED
-    assert made.reason.startswith(reason)
+    assert_fails(app, checks, reason)
 
 
 class Replaced(Edited):
@@ -1150,9 +1153,7 @@ def test_what_tells_answers_and_choices_apart_has_to_be_right(
     app: OpenAIDouble, checks: Sequence[Check], reason: str
 ) -> None:
     """Times, ids and the numbers of choices, also in streams."""
-    (made,) = results(app, checks).values()
-    assert made.status is CheckStatus.FAILED
-    assert made.reason.startswith(reason)
+    assert_fails(app, checks, reason)
 
 
 class Inexact(Edited):

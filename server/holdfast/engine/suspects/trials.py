@@ -59,12 +59,10 @@ class Trials:
         """Groups to be tried together, the least likely to have caused the death first."""
         self._passed: list[EngineRequest] = []
         self._running: list[EngineRequest] | None = None
-        self._allowed_seconds: float | None = None
-        """The time for all trials; None until the first one."""
+        self._allowed_seconds = 0.0
+        """The time for all trials; 0 until the first one."""
         self._seconds_left = 0.0
         """How much of it is left."""
-        self._taken_seconds = 0.0
-        """How long trials took so far, with the steps that took longer than they were given."""
         self._overrun_seconds = defaultdict[str, float](float)
         """How much longer trials took than they were given, by `_payer`."""
         self._ends_seconds = 0.0
@@ -102,7 +100,7 @@ class Trials:
         None if the engine died. The time of such a trial does not count, since engines are counted:
         it takes `--stall-timeout` to notice a hang, which would leave no time to the others.
         """
-        if self._allowed_seconds is None:
+        if not self._allowed_seconds:
             self._allowed_seconds = self._seconds_left = max(seconds, LEAST_TRIAL_SECONDS)
         while self._engines_left > 0 and (tried := self._next_group()):
             self._running = tried
@@ -121,7 +119,6 @@ class Trials:
             # A step cannot be cut short. What it takes beyond the share is not the others' loss.
             self._seconds_left -= min(taken_seconds, share_seconds)
             self._overrun_seconds[_payer(tried)] += max(0.0, taken_seconds - share_seconds)
-            self._taken_seconds += taken_seconds
             self._running = None
             self._untried.remove(tried)
             # One that was refused meanwhile has shown nothing, and no engine gets it any more.
@@ -213,7 +210,9 @@ class Trials:
 
     def _next_group(self) -> list[EngineRequest] | None:
         """Return the first group that there is time for; None if there is none."""
-        if self._taken_seconds > MOST_OVERTIME * (self._allowed_seconds or 0.0):
+        overrun_seconds = sum(self._overrun_seconds.values())
+        taken_seconds = self._allowed_seconds - self._seconds_left + overrun_seconds
+        if taken_seconds > MOST_OVERTIME * self._allowed_seconds:
             return None
         return next((group for group in self._untried if self._seconds_for(group) > 0), None)
 
