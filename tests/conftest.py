@@ -24,6 +24,8 @@ hypothesis.settings.load_profile("untimed")
 # CPU time, in which each waits for the other, and save none.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+_LOGGERS = ("", "holdfast", "uvicorn", "uvicorn.access", "uvicorn.error")
+
 _FILE = pytest.StashKey[Path]()
 """Of the last test of this process."""
 
@@ -95,19 +97,24 @@ def generation(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module", autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """What a file does to logging ends with it: vLLM raises levels and leaves filters behind."""
-    loggers = [logging.getLogger(name) for name in ("", "holdfast")]
+    """What a file does to logging ends with it: vLLM and uvicorn change levels and filters."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [
-        (one, one.level, one.propagate, one.handlers[:], [h.filters[:] for h in one.handlers])
+        (one, one.level, one.propagate, one.disabled, one.handlers[:], _filters(one))
         for one in loggers
     ]
     yield
-    for logger, level, propagate, handlers, filters in before:
+    for logger, level, propagate, is_disabled, handlers, filters in before:
         logger.setLevel(level)
         logger.propagate = propagate
+        logger.disabled = is_disabled
         logger.handlers[:] = handlers
-        for handler, known in zip(handlers, filters, strict=True):
-            handler.filters[:] = known
+        for filtering, known in filters:
+            filtering.filters[:] = known
+
+
+def _filters(logger: logging.Logger) -> list[tuple[logging.Filterer, list[logging._FilterType]]]:
+    return [(one, one.filters[:]) for one in (logger, *logger.handlers)]
 
 
 @pytest.hookimpl(optionalhook=True)

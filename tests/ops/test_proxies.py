@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -53,9 +53,12 @@ class Site:
 
     router: Server
     replicas: list[StubReplica]
+    chats_at: list[float] = field(default_factory=list)
+    """When clients asked for one."""
 
     def chat(self) -> httpx.Response:
         """What a client gets for a chat."""
+        self.chats_at.append(time.monotonic())
         return self.router.post(CHAT, BODY)
 
     @property
@@ -336,7 +339,7 @@ def test_health_checks_move_traffic_within_two_intervals(name: str, tmp_path: Pa
         _ask_until(
             made, lambda: (seen := first.wire.outage(since)) and seen.good_before_first is not None
         )
-        outage = first.wire.outage(since)
+        outage = first.wire.outage(since, made.chats_at)
     assert outage is not None
     assert outage.is_within(INTERVALS), outage
 

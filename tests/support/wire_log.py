@@ -6,9 +6,10 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from peer_servers import peer_server
 
@@ -16,6 +17,7 @@ _REQUEST = re.compile(rb"(?:GET|POST) (\S+) HTTP/1\.[01]\r\n")
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 _CHUNK_BYTES = 64 * 1024
 _OK = 200
+_REPLICAS = 2
 
 
 @dataclass
@@ -64,8 +66,13 @@ class WireLog:
         """Where routers ask."""
         return f"http://127.0.0.1:{self.port}"
 
-    def outage(self, since: int) -> Outage | None:
-        """Describe the outage after the first `since` requests; None before a bad answer."""
+    def outage(self, since: int, chats_at: Sequence[float] | None = None) -> Outage | None:
+        """Describe the outage after the first `since` requests; None before a bad answer.
+
+        With the times at which clients asked for chats, a good answer counts only if two of them
+        came before the next one: of two chats, a round robin sends one to each replica, and a
+        router that is asked for less, as on a machine that stood still, cannot send any.
+        """
         asked = self.asked[since:]
         answers = [(one, one.answered_at) for one in asked if one.path == self.health]
         checks = [(one.status == _OK, at) for one, at in answers if at is not None]
@@ -79,7 +86,7 @@ class WireLog:
         return Outage(
             len(bad),
             sum(at < away[-1] for at in bad) if away else 0,
-            sum(at < back[0] for at in good) if back else None,
+            sum(at < back[0] for at in _used(good, chats_at)) if back else None,
         )
 
     def serve(self, client: socket.socket, replica_port: int) -> None:
@@ -122,6 +129,16 @@ class WireLog:
                 client.sendall(data)
         with suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
+
+
+def _used(good: Sequence[float], chats_at: Sequence[float] | None) -> Iterator[float]:
+    if chats_at is None:
+        yield from good
+        return
+    for at, following in pairwise(good):
+        if sum(at < chat_at < following for chat_at in chats_at) >= _REPLICAS:
+            yield at
+    yield from good[-1:]
 
 
 @contextmanager
