@@ -586,6 +586,15 @@ def test_a_mistyped_flag_of_ours_is_told_at_once(mistyped: str) -> None:
         ("HOLDFAST_KEY", "VLLM_API_KEY"),
         ("HOLDFAST_NODE_KEY", "HOLDFAST_NODE_KEY_FILE"),
         ("HOLDFAST_SSL_KEY", "--ssl-keyfile"),
+        ("HOLDFAST_KEYFILE", "HOLDFAST_API_KEY_FILE"),
+        ("HOLDFAST_API_TOKEN", "VLLM_API_KEY"),
+        ("HOLDFAST_API_TOKEN_FILE", "HOLDFAST_API_KEY_FILE"),
+        ("HOLDFAST_API_FILE", "HOLDFAST_API_KEY_FILE"),
+        ("HOLDFAST_API_KEY_NAME", "VLLM_API_KEY"),
+        ("HOLDFAST_AUTHKEY", "VLLM_API_KEY"),
+        ("HOLDFAST_SSLKEY", "--ssl-keyfile"),
+        ("HOLDFAST_TLS_KEYFILE", "--ssl-keyfile"),
+        ("HOLDFAST_NODEKEY", "HOLDFAST_NODE_KEY_FILE"),
         ("HOLDFAST_HOST", "--host"),
         ("HOLDFAST_PORT", "--port"),
         ("HOLDFAST_SSL_KEYFILE", "--ssl-keyfile"),
@@ -601,6 +610,21 @@ def test_a_mistyped_variable_of_ours_is_refused(mistyped: str, meant: str) -> No
     assert meant in caught.value.remedy
     assert "secret" not in caught.value.line
     parse_serve(["--demo"], {mistyped: ""})
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("API_KEYS_PATH", "set HOLDFAST_API_KEY_FILE if"),
+        ("LICENSE_KEY", "set VLLM_API_KEY or HOLDFAST_ADMIN_API_KEY if"),
+        ("SSL_KEY_PASSWORD", "set VLLM_API_KEY or HOLDFAST_ADMIN_API_KEY if"),
+    ],
+)
+def test_no_path_and_no_other_secret_becomes_a_key(name: str, remedy: str) -> None:
+    """Who only reads what to set would give every client the secret, or guard it with a path."""
+    with pytest.raises(UsageError) as caught:
+        parse_serve(["--demo"], {f"HOLDFAST_{name}": "x"})
+    assert caught.value.remedy == f"{remedy} it is to guard this server, or unset it."
 
 
 def test_variables_that_are_not_of_flags_are_left_alone() -> None:

@@ -35,16 +35,14 @@ _OF_A_SERVICE = re.compile(
     r"\w*_SERVICE_(?:HOST|PORT(?:_\w+)?)|\w*_PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?"
 )
 """What Kubernetes sets for each Service of the namespace, besides an address in `..._PORT`."""
-_WORDS_OF_KEYS = frozenset({"ADMIN", "APIKEY", "APIKEYS", "KEY", "KEYS"})
+_WORDS_OF_KEYS = frozenset({"ADMIN", "APIKEY", "APIKEYS", "AUTHKEY", "KEY", "KEYFILE", "KEYS"})
 """What guards the server has one of these words in its name; without effect, it would be open."""
 _OF_ADDRESSES = ("_URL", "_EMAIL", "_HOST", "_PORT", "_NAME")
 """How names end that say where something is, not what guards it."""
 _LIKENESS = 0.9
 _LIKENESS_OF_KEYS = 0.82
 _LIKENESS_OF_UNKNOWN = 0.75
-"""For a warning about a name that may have another purpose."""
-_LEAST_LIKENESS_OF_KEYS = 0.6
-"""For what to set instead of a name that is refused anyway."""
+"""For advice about a name that may have another purpose."""
 
 
 def is_read(name: str) -> bool:
@@ -70,7 +68,12 @@ def remedy_of(name: str) -> str:
     is_of_keys = _is_of_keys(name)
     if meant := _likely(flag, _LIKENESS_OF_KEYS if is_of_keys else _LIKENESS):
         return f"set {meant} instead."
-    return _remedy_of_key(flag) if is_of_keys else ""
+    if likely := _likely_keys(flag):
+        return f"{likely} if that was meant, or unset it."
+    if not is_of_keys:
+        return ""
+    keys = "HOLDFAST_API_KEY_FILE" if _is_of_file(flag) else f"{_THE_KEY} or HOLDFAST_ADMIN_API_KEY"
+    return f"set {keys} if it is to guard this server, or unset it."
 
 
 def refuse_mistyped_variables(environment: Mapping[str, str]) -> None:
@@ -124,14 +127,16 @@ def _is_of_keys(name: str) -> bool:
     return not (_WORDS_OF_KEYS.isdisjoint(name.split("_")) or name.endswith(_OF_ADDRESSES))
 
 
-def _remedy_of_key(flag: str) -> str:
-    """Return what to set or use instead of a variable that guards nothing."""
-    known = {option: f"use {option}" for option in _listener_flags() if "key" in option}
-    known |= {one.name: f"set {one.variable}" for one in flags() if "key" in one.name}
-    known["--api-key"] = f"set {_THE_KEY}"
-    likely = get_close_matches(flag, known, 1, _LEAST_LIKENESS_OF_KEYS)
-    instead = known[likely[0]] if likely else f"set {_THE_KEY} or HOLDFAST_ADMIN_API_KEY"
-    return f"{instead} instead, or unset it."
+def _likely_keys(flag: str) -> str:
+    """Return what guards the server and has almost this name; where it is of a file, only files."""
+    known = {option: f"use {option}" for option in _listener_flags()}
+    known |= {one.name: f"set {one.variable}" for one in flags()} | {"--api-key": f"set {_THE_KEY}"}
+    keys = [name for name in known if "key" in name and ("file" in name or not _is_of_file(flag))]
+    return " or ".join(known[one] for one in get_close_matches(flag, keys, 2, _LIKENESS_OF_UNKNOWN))
+
+
+def _is_of_file(flag: str) -> bool:
+    return flag.endswith(("-dir", "-file", "-files", "-path"))
 
 
 def _is_almost_the_key(name: str) -> bool:
