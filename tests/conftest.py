@@ -56,6 +56,16 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave short files for the end: a long one would be run there by one process alone."""
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    folders = item.path.parts
+    return 0 if "unit" not in folders else 1 if "verify" in folders else 2
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave it to Holdfast, in each file, how processes are started.

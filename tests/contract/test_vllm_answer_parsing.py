@@ -179,14 +179,15 @@ def test_a_delta_of_a_stream_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_search_in_another_thread_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM derenders there, and regular expressions would hold up the event loop all the same."""
-    monkeypatch.setattr(answer_parsing, "LIMIT_SECONDS", 0.1)
-    monkeypatch.setattr(answer_parsing, "SECONDS_PER_CHARACTER", 0.0)
 
     async def scene() -> None:
         bound_answer_parsers()
         text = "<function=f><parameter=a>" * 40_000
-        with pytest.raises(GenerationError, match="reasoning and tool calls takes too long"):
-            await asyncio.to_thread(parsed, "mimo", text)
+        with monkeypatch.context() as hurried:
+            hurried.setattr(answer_parsing, "LIMIT_SECONDS", 0.1)
+            hurried.setattr(answer_parsing, "SECONDS_PER_CHARACTER", 0.0)
+            with pytest.raises(GenerationError, match="reasoning and tool calls takes too long"):
+                await asyncio.to_thread(parsed, "mimo", text)
         honest = call("mimo", 4 * answer_parsing.FREE_CHARACTERS)
         for read in (parsed, streamed):
             assert await asyncio.to_thread(read, "mimo", honest) == read("mimo", honest)

@@ -860,6 +860,8 @@ def test_a_dead_engine_is_freed_although_vllm_has_frozen_it(
         assert client() is None
     finally:
         gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.mark.parametrize("names", ["b", ["b"]], ids=["one", "as the proxy does"])

@@ -16,7 +16,7 @@ from recorded_baselines import FLAGS, record_baseline
 from servers import COMPILED, SMALL, Demo, Greedy, Server, Sight, running
 from untrained import untrained_demo
 
-LIMITS = ("--request-timeout=1.5", "--max-body-size=1MiB")
+LIMITS = ("--request-timeout=2.5", "--max-body-size=1MiB")
 ROUTES = ("/livez", "/readyz", "/health", "/ping", "/startupz", "/statusz", "/metrics")
 
 

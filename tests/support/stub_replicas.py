@@ -165,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
         self, asked: Asked, status: int, document: Any, headers: Mapping[str, str] | None = None
     ) -> None:
         content = json.dumps(document).encode()
-        asked.status, asked.answered_at = status, time.monotonic()
+        asked.status = status
         self.send_response(status)
         for name, value in {**(headers or {}), "Content-Type": "application/json"}.items():
             self.send_header(name, value)
@@ -173,6 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         with suppress(OSError):  # the router has gone
             self.wfile.write(content)
+        asked.answered_at = time.monotonic()
 
     def _stream(self, asked: Asked) -> None:
         asked.status, asked.answered_at = OK, time.monotonic()

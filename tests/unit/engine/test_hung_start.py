@@ -137,6 +137,9 @@ def test_a_start_that_reads_its_weights_may_take_its_time(
 ) -> None:
     """From a slow disk, the phase does not change for long."""
     monkeypatch.setattr(hung_start, "MOVED_BYTES", 1)
+    # It has to read between two of the looks, beside whatever else wants its core.
+    monkeypatch.setattr(hung_start, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(hung_start, "MIN_SECONDS", 0.75)
     with child(READS) as processes:
         assert not ended_by(processes, tmp_path)
 

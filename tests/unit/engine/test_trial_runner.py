@@ -145,14 +145,14 @@ def test_a_suspect_that_makes_no_token_leaves_the_others_their_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its trial ends with its time, and nobody waits for its first token."""
-    monkeypatch.setattr(trials, "LEAST_TRIAL_SECONDS", 1.0)
+    monkeypatch.setattr(trials, "LEAST_TRIAL_SECONDS", 6.0)
     monkeypatch.setattr(trials, "LEAST_SHARE_SECONDS", 0.0)
 
     async def scene(harness: ReplayHarness) -> None:
         (silent, good), _ = await killed(harness, RAISED, ["silent", "good"])
         harness.requests.in_step = lambda: tuple(harness.llm.running)
         llm = harness.start(SilentLLM("silent"), is_open=False)
-        assert await harness.requests.try_suspects(1.0)
+        assert await harness.requests.try_suspects(6.0)
         assert llm.received[:3] == ["silent", "good", "silent"]
         assert not llm.running
         with answered(SuspectedError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ from fake_host import GIB, MIB, FakeHost
 from holdfast.host_memory.guard import INTERVAL_SECONDS
 from holdfast.host_memory.reader import Bound, memory_reader
 from memory_cgroups import memory_cgroup
+from traced_memory import least_memory
 
 HOST = Bound(100 * GIB, 40 * GIB)
 
@@ -138,16 +138,14 @@ def test_readings_take_no_more_and_more_memory(host: FakeHost) -> None:
     looks_seconds = itertools.count(0.0, INTERVAL_SECONDS)
     with memory_reader(host.root, clock=lambda: next(looks_seconds)) as reader:
         reader.bounds()
-        tracemalloc.start()
-        try:
-            before, _ = tracemalloc.get_traced_memory()
+
+        def read_often() -> None:
             for _ in range(1000):
                 reader.bounds()
-            after, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-    assert after - before < 4096
-    assert peak - before < 16 * 1024
+
+        kept, most = least_memory(read_often)
+    assert kept < 4096
+    assert most < 16 * 1024
 
 
 LIMITED = """

@@ -116,11 +116,11 @@ def test_a_grammar_that_others_make_late_is_not_called_slow(
 ) -> None:
     """Nothing is known against it, whether it is given up at work or at its end."""
     monkeypatch.setattr(grammar_steps, "_POLL_SECONDS", poll_seconds)
-    monkeypatch.setattr(grammar_steps, "STEP_SECONDS", 1.0)
+    monkeypatch.setattr(grammar_steps, "STEP_SECONDS", 1.5)
     seen = Seen()
     jobs = [
         seen.job(name, partial(work_for, seconds), GrammarBudget(LEISURE_SECONDS))
-        for name, seconds in (("first", 0.9), ("late", 0.5))
+        for name, seconds in (("first", 0.9), ("late", 1.0))
     ]
     GrammarThreads().run(jobs)
     assert seen.said == {"first": "done", "late": HAD_NO_TIME}

@@ -15,9 +15,11 @@ from holdfast.processes.imports import uncollected
 
 @pytest.fixture(autouse=True)
 def collector_as_it_was() -> Iterator[None]:
-    """Nothing of this process stays frozen, and its collector is on."""
+    """What the tests import stays frozen, what a test made does not, and the collector is on."""
     yield
     gc.unfreeze()
+    gc.collect()
+    gc.freeze()
     gc.enable()
 
 

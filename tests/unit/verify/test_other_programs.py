@@ -42,7 +42,7 @@ time.sleep(600)
 LEAVES = """
 child = subprocess.Popen(["sleep", "600"]{output}{group})
 Path({where!r}).write_text(str(child.pid))
-time.sleep(1)
+time.sleep(2)
 """
 """Long enough to be seen."""
 DEADLINE_SECONDS = 60

@@ -234,9 +234,9 @@ def test_a_check_that_its_answers_delay_is_inconclusive() -> None:
         while True:
             await trial.chat("Hello!")
 
-    made = outcome(asks, deadline_seconds=0.3)
+    made = outcome(asks, deadline_seconds=2.0)
     assert made.status is CheckStatus.INCONCLUSIVE, made.reason
-    assert made.reason == "it took more than 0 s, though the server answered"
+    assert made.reason == "it took more than 2 s, though the server answered"
 
 
 @pytest.mark.parametrize("check", ALL, ids=lambda check: check.full_name)
