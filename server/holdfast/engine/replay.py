@@ -267,7 +267,7 @@ class ReplayManager:
         """Return the arguments for this engine, and count the request if another has had it."""
         arguments = self._outputs.continued_arguments(request.arguments, request.sent, llm)
         if arguments is None:
-            raise self._losses.lost(request)
+            raise self._losses.without_room(request)
         sent_tokens = len(request.sent.token_ids)
         if request.generation and sent_tokens:
             self.continued += 1

@@ -340,6 +340,25 @@ def test_a_stream_that_the_next_engine_has_no_room_for_is_lost() -> None:
     run_scene(scene)
 
 
+def test_a_planned_end_has_drained_no_stream_that_the_next_engine_has_no_room_for() -> None:
+    """Its client hears of the end. It was not waited for, so no longer wait would have kept it."""
+
+    async def scene(harness: ReplayHarness) -> None:
+        harness.start(ScriptedLLM(answers=3))
+        stream = Stream(harness)
+        await stream.take(2)
+        harness.requests.plan_end(ENDED)
+        harness.bury()
+        harness.start(ScriptedLLM(most_answers=2))
+        with pytest.raises(AnsweredError, match="shut down"):
+            await stream.take()
+        lost = harness.requests.lost
+        assert (lost["drained"], lost["stream_broken"]) == (0, 1)
+        assert stream.context.error == "stream_broken"
+
+    run_scene(scene)
+
+
 def test_a_stream_that_may_not_go_on_is_lost_and_what_has_not_begun_starts_over() -> None:
     """As where the next engine has other weights, or no longer an adapter."""
 

@@ -218,10 +218,15 @@ class Losses:
 
     def lost(self, request: EngineRequest) -> Exception:
         """Return the error of a request that is lost with the engine that it was given to."""
-        generation, error = self._planned_end
-        if request.given_generation == generation:
-            return self.record(request, error, "drained")
-        return self.record(request, lost_error(), broken_reason(request))
+        reason = "drained" if self._is_planned(request) else broken_reason(request)
+        return self.record(request, self._error_of_end(request), reason)
+
+    def without_room(self, request: EngineRequest) -> Exception:
+        """Return the error of a stream that the next engine has no room for.
+
+        It does not count as drained after a planned end: no longer wait would have kept it.
+        """
+        return self.record(request, self._error_of_end(request), "stream_broken")
 
     def record(self, request: EngineRequest, error: HoldfastError, reason: LossReason) -> Exception:
         """Count a lost request, and return `error` as the exception that vLLM's routes expect."""
@@ -260,6 +265,14 @@ class Losses:
         request.context.error = word
         request.context.advise(error, may_be_retried=may_be_retried)
         return self._as_vllm_error(request, error)
+
+    def _is_planned(self, request: EngineRequest) -> bool:
+        """Whether the engine that the request was given to was ended on purpose."""
+        return request.given_generation == self._planned_end[0]
+
+    def _error_of_end(self, request: EngineRequest) -> HoldfastError:
+        """Return what happened to the engine that the request was given to."""
+        return self._planned_end[1] if self._is_planned(request) else lost_error()
 
     def _as_vllm_error(self, request: EngineRequest, error: HoldfastError) -> Exception:
         """Return the exception; a stream that has begun has no status left to change."""
