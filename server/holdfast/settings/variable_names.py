@@ -70,10 +70,8 @@ def remedy_of(name: str) -> str:
         return f"set {meant} instead."
     if likely := _likely_keys(flag):
         return f"{likely} if that was meant, or unset it."
-    if not is_of_keys:
-        return ""
     keys = "HOLDFAST_API_KEY_FILE" if _is_of_file(flag) else f"{_THE_KEY} or HOLDFAST_ADMIN_API_KEY"
-    return f"set {keys} if it is to guard this server, or unset it."
+    return f"set {keys} if it is to guard this server, or unset it." if is_of_keys else ""
 
 
 def refuse_mistyped_variables(environment: Mapping[str, str]) -> None:
