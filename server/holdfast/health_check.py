@@ -22,10 +22,11 @@ _REQUEST = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\
 _READY = b"HTTP/1.1 200 "
 _FIRST_PROCESS = Path("/proc/1/cmdline")
 _COMMANDS = ("serve", "follow")
-_DESCRIPTION = "Exit with 0 if the server or follower of this container is ready, else with 1."
+_DESCRIPTION = "Exit with 0 only if the server or follower of this container is ready."
 _EPILOG = """\
 The command line of the container's first process says where it listens. To ask elsewhere, give
-flags such as --host, --port, --uds and --ssl-certfile.
+flags such as --host, --port, --uds and --ssl-certfile. Exit codes: 0 ready, 1 not ready, 2 bad
+usage or configuration, 3 VLLM_PLUGINS leaves Holdfast out.
 """
 
 

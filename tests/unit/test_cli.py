@@ -512,6 +512,17 @@ def test_a_command_that_is_interrupted_has_not_succeeded(monkeypatch: pytest.Mon
     assert cli._run(["doctor"]) == 130
 
 
+@pytest.mark.parametrize("command", ["plan", "health"])
+def test_a_command_that_reads_the_flags_of_serve_ends_as_serve_does(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Without our plugin no engine could start, which is exit 3 everywhere."""
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    ended = holdfast(command, "--demo")
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert "leaves out holdfast" in ended.stderr
+
+
 @pytest.mark.parametrize("arguments", [(), ("reserve",), ("--serve",), ("version", "now")])
 def test_an_unknown_command_is_bad_usage(arguments: tuple[str, ...]) -> None:
     """Exit 2, with the way to the help."""

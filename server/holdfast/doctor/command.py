@@ -46,9 +46,10 @@ Read = TypeVar("Read")
 ReadSettings = Callable[[Sequence[str], Mapping[str, str]], Settings]
 """Reads a command line of `serve`; the model may be missing."""
 _EPILOG = """\
-All flags of `holdfast serve` work too, and MODEL may be left out. No engine is started. The exit
-code is 2 if the start would fail for certain, otherwise 0. With --manifest alone, this machine is
-not checked. For several nodes, run it on each of them with --peer and the address of the other.
+All flags of `holdfast serve` work too, and MODEL may be left out. No engine is started. With
+--manifest alone, this machine is not checked. For several nodes, run it on each of them with --peer
+and the address of the other. Exit codes: 0 no failure found, 2 the start would fail for certain, or
+bad usage.
 """
 
 

@@ -17,7 +17,8 @@ DEVICE_NAMES = ("gb10", "rtxpro6000", "h100", "h200", "b200", "cpu")
 _EPILOG = """\
 All flags of `holdfast serve` work too. No engine is started and nothing is downloaded: MODEL is a
 local directory or is in the Hugging Face cache. What cannot be known without the device is shown as
-"measured at first start".
+"measured at first start". Exit codes: 0 printed, 2 bad usage or a wrong model, 3 no engine could
+start here, for example because VLLM_PLUGINS leaves Holdfast out.
 """
 
 

@@ -40,7 +40,8 @@ _OF_ANOTHER_HOST = {62, 64}
 X509_V_ERR_IP_ADDRESS_MISMATCH in https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/."""
 _EPILOG = """\
 Without a terminal, or with --once, it prints the status once. Ctrl-C ends it. Exit codes: 0 ended
-by Ctrl-C or printed, 2 bad usage or a wrong key, 3 the server is not reachable (with --once).
+by Ctrl-C or printed, 2 bad usage or a wrong key, 3 the server is not reachable (with --once, or
+without a terminal).
 """
 
 
