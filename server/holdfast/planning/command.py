@@ -28,6 +28,7 @@ from holdfast.planning.config import DEVICES, PlannedConfig, planned_config
 from holdfast.planning.kv_cost import KvCost, kv_cost
 from holdfast.planning.report import PlanReport, RankPlan, SlotPlan, TermCost
 from holdfast.settings import Settings
+from holdfast.terminal import is_terminal
 from holdfast.workspace.plan import Reservation, Slot, Term, reserve, terms_of
 from holdfast.workspace.reservers import (
     Device,
@@ -58,12 +59,12 @@ def print_plan(settings: Settings, flags: PlanFlags) -> ExitCode:
     """Print the plan on standard output, as a table or as JSON.
 
     Raises:
-        UsageError: a flag is wrong, or the model cannot be read.
+        UsageError, EngineStartError: as `plan` does.
     """
     report = plan(settings, flags.device)
     if flags.is_json:
         print(report.to_json())  # noqa: T201 - what was asked for
-    elif sys.stdout.isatty():
+    elif is_terminal(sys.stdout):
         report.print_table(Console())
     else:
         print("\n".join(report.lines()))  # noqa: T201 - what was asked for

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -17,7 +19,7 @@ from vllm.usage.usage_lib import UsageContext
 
 from holdfast import cli
 from holdfast.errors import UsageError
-from holdfast.planning import DEVICE_NAMES, command, config, take_plan_flags
+from holdfast.planning import DEVICE_NAMES, PlanFlags, command, config, take_plan_flags
 from holdfast.planning.report import FIRST_START, PlanReport, SlotPlan
 from holdfast.workspace.plan import MIB
 from model_configs import DEEPSEEK_V4, written
@@ -607,6 +609,22 @@ def test_the_terminal_shows_the_same_rows(tmp_path: Path) -> None:
     for word in ("DeepSeek-V4 prefill", FIRST_START, "KV-cache tokens", "reserved"):
         assert word in shown.get()
         assert any(word in line for line in report.lines())
+
+
+@pytest.mark.parametrize(("term", "is_drawn"), [("xterm", True), ("dumb", False)])
+def test_a_terminal_that_can_only_print_lines_gets_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: str, *, is_drawn: bool
+) -> None:
+    """It gets the lines that a pipe gets."""
+    drawn: list[Console] = []
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(PlanReport, "print_table", lambda _, console: drawn.append(console))
+    settings = cli.parse_serve([written(tmp_path, LLAMA)], {})
+    leader, follower = pty.openpty()
+    with os.fdopen(leader, "rb"), os.fdopen(follower, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        command.print_plan(settings, PlanFlags("h100", is_json=False))
+    assert bool(drawn) is is_drawn
 
 
 def holdfast(*arguments: str) -> subprocess.CompletedProcess[str]:
