@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import MutableMapping
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from holdfast.settings import LimitSettings, ListenSettings
 from holdfast.telemetry.counters import Refusals
 from holdfast.top.command import _Watch
 from holdfast.top.reader import StatusEvent
-from self_signed import certificate
+from self_signed import LIFE, certificate, certificate_of
 
 SNAPSHOT = '{"time":"1970-01-01T00:02:00.000+00:00","state":"READY"}'
 
@@ -55,6 +56,24 @@ def test_what_is_wrong_with_tls_has_a_remedy(
     assert refused("https", "127.0.0.1", without).endswith("try http://.")
     monkeypatch.setenv("SSL_CERT_FILE", cert)
     assert refused("https", "127.0.0.1", settings).endswith("that its certificate names.")
+
+
+@pytest.mark.parametrize("ahead", [2 * LIFE, -2 * LIFE], ids=["not yet", "no longer"])
+def test_a_certificate_of_another_time_has_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: timedelta
+) -> None:
+    """Its authority is known and it names the host, so other files and hosts would be in vain."""
+    cert, key = certificate_of(tmp_path, datetime.now(UTC) + ahead)
+    monkeypatch.setenv("SSL_CERT_FILE", cert)
+    settings = ListenSettings(
+        host="127.0.0.1",
+        port=0,
+        uvicorn_log_level="critical",
+        ssl_certfile=cert,
+        ssl_keyfile=key,
+    )
+    said = refused("https", "127.0.0.1", settings)
+    assert said.endswith("Remedy: renew the server's certificate, or correct this machine's clock.")
 
 
 def test_nothing_gets_older_without_a_connection() -> None:
