@@ -43,7 +43,7 @@ from holdfast.nodes.command_line import StopSettings, follow_parser, read_follow
 from holdfast.nodes.follower import FollowerState
 from holdfast.planning import DEVICE_NAMES
 from holdfast.records import FollowerStatus
-from holdfast.settings import flags
+from holdfast.settings import flags, variable_names
 from holdfast.settings.recycling import recycle_limits
 from holdfast.settings.variable_names import IMAGE_VARIABLE, NOT_THE_KEY
 from holdfast.status_page.feed import Feed
@@ -111,6 +111,7 @@ FLAG = re.compile(r"--[a-z][a-z-]*")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`|^ {4}[^\n]*$", re.MULTILINE | re.DOTALL)
 RUNBOOKS = ROOT / "deploy" / "runbooks"
 FOLLOW_FLAGS = "### Flags of `holdfast follow`"
+VARIABLES = "## Environment variables"
 FOLLOWER_ROUTES = "### Routes of a follower"
 PROFILES: Mapping[str, tuple[Profile, ...]] = {
     "`quick`": ("quick", "standard", "full", "soak"),
@@ -632,7 +633,7 @@ def test_the_reference_has_every_variable_that_is_read_or_set() -> None:
         for path in (ROOT / "server").rglob("*.py")
         for name in read_or_set_variables(path.read_text())
     }
-    _, _, section = REFERENCE.read_text().partition("\n## Environment variables\n")
+    _, _, section = REFERENCE.read_text().partition(f"\n{VARIABLES}\n")
     section = section.partition("\n## ")[0]
     documented = {re.sub(r"\*$|=.*", "", name) for name in INLINE.findall(section)}
     families = tuple(name for name in documented - {"VLLM_", "HOLDFAST_"} if name.endswith("_"))
@@ -640,6 +641,13 @@ def test_the_reference_has_every_variable_that_is_read_or_set() -> None:
     missing = used - as_in_vllm - NOT_VARIABLES - documented
     assert {name for name in missing if not name.startswith(families)} == set()
     assert (as_in_vllm | NOT_VARIABLES) - used == set()
+
+
+def test_the_words_by_which_a_variable_is_refused_are_those_of_the_code() -> None:
+    """And so are the ends of the names that have such a word and are not refused."""
+    (told,) = (row[1] for row in table(REFERENCE, VARIABLES) if row[0] == "`HOLDFAST_...`")
+    named = {word for word in INLINE.findall(told) if re.fullmatch("[A-Z_]+", word)}
+    assert named == {*variable_names._WORDS_OF_KEYS, *variable_names._OF_ADDRESSES}
 
 
 def test_a_variable_is_found_however_it_is_named() -> None:
