@@ -158,6 +158,7 @@ def test_a_message_that_the_application_is_done_with_takes_no_memory() -> None:
                 app.released.release()
                 await _until(lambda: app.received == 2)
                 assert buffers.taken_bytes == size_bytes - FREE_BYTES
+                app.released.release()
 
     asyncio.run(scene())
 

@@ -51,8 +51,9 @@ def test_a_frame_before_the_answer_is_refused(frame: bytes) -> None:
             await wire.send(HANDSHAKE % b"unanswered")
             await until_set(app.entered)
             await wire.send(frame)
-            answer = await wire.answer()
-            return answer.status, await wire.rest(), server.refused
+            answer, rest = await wire.answer(), await wire.rest()
+            app.released.set()
+            return answer.status, rest, server.refused
 
     assert run_scene(scene, app=app) == (400, b"", {"malformed": 1})
 

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 from vllm.engine import arg_utils
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.transformers_utils import repo_utils
 from vllm.usage.usage_lib import UsageContext
 
 from holdfast import cli
@@ -546,9 +548,11 @@ def test_every_device_that_can_be_named_is_known() -> None:
     ],
 )
 def test_a_model_that_cannot_be_read_is_refused(
-    tmp_path: Path, content: str | None, cause: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, cause: str
 ) -> None:
     """The reason is one line, and the exit code is that of bad usage."""
+    # vLLM reads a file again after two seconds.
+    monkeypatch.setattr(repo_utils, "time", SimpleNamespace(sleep=lambda _: None))
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(UsageError, match=cause) as refused:
