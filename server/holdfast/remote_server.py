@@ -22,15 +22,16 @@ def base_url(given: str) -> str:
     Raises:
         UsageError: it is not the address of a server, or more than that.
     """
-    if not _is_address(given):
-        raise UsageError(
-            f"URL: {given!r} is not the address of a server.",
-            remedy="give it with http:// or https://, for example http://spark:8000.",
-        )
     if "?" in given or "#" in given:  # without a quotation: a query may have a key
         raise UsageError(
             "URL: it has a query or a fragment, which would not be sent with each request.",
             remedy="give it without `?` or `#` and what follows, for example http://spark:8000.",
+        )
+    if not _is_address(given):
+        shown = given.rpartition("@")[2]  # not a password
+        raise UsageError(
+            f"URL: {shown!r} is not the address of a server.",
+            remedy="give it with http:// or https://, for example http://spark:8000.",
         )
     return given.rstrip("/").removesuffix("/v1")
 

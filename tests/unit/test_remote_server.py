@@ -61,11 +61,20 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["/#frag", "/v1?api-version=1", "?", "#"])
-def test_an_address_with_a_query_or_a_fragment_is_refused(end: str) -> None:
+@pytest.mark.parametrize("start", ["http://host:8000", "host:8000", "http://host:99999"])
+def test_an_address_with_a_query_or_a_fragment_is_refused(start: str, end: str) -> None:
     """The paths of requests would stand behind it; it is not shown, since it may have a key."""
     with pytest.raises(UsageError, match="query or a fragment") as refused:
-        base_url(f"http://host:8000{end}")
+        base_url(f"{start}{end}")
     assert "host" not in str(refused.value)
+
+
+@pytest.mark.parametrize("start", ["", "ada:enigma@", "http://ada:enigma@", "ada:en@igma@"])
+def test_what_is_not_an_address_is_shown_without_a_password(start: str) -> None:
+    """The message may end in the log of a build."""
+    with pytest.raises(UsageError, match="'spark:99999' is not the address of a server") as refused:
+        base_url(f"{start}spark:99999")
+    assert "igma" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("url", "is_anybody_trusted"), [("http://x", False), ("https://x", True)])
