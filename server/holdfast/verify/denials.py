@@ -21,19 +21,23 @@ _FAILURE = re.compile(
 
 
 _NO_CHATS = re.compile(
-    r"\b(?:no|without|missing|default|provide|requires?|sets?|defines?) (?:\w+ ){0,3}template\b"
-    r"|\btemplate (?:is |was |has )?(?:not|missing|required|undefined)\b"
+    r"\b(?:no|without|missing|provide|requires?|sets?|defines?) (?:\w+ ){0,3}(?:chat_)?template\b"
+    r"|(?:\bnot|n't) have (?:\w+ ){0,3}(?:chat_)?template\b"
+    r"|\b(?:chat_)?template (?:is |was |has )?(?:not|missing|required|undefined)\b"
     r"|\btemplate error: template not found\b"
-    r"|(?:\bnot|n't|\bcannot) support (?:\S+ ){0,2}chat"
-    r"|\bchats?(?: completions?)? (?:api )?(?:is |are )?not (?:supported|enabled|available)\b"
+    r"|(?:\bnot|n't|\bcannot) support (?:the |this )?chats?\b"
+    r"|\bchats?(?: completions?)? (?:api |endpoint )?(?:is |are )?"
+    r"(?:not (?:supported|enabled|available)|disabled)\b"
     r"|\bnot a chat model\b",
     re.IGNORECASE,
 )
+_OTHER_REASON = re.compile(r"render|fail|temperature|max_\w*tokens", re.IGNORECASE)
+"""Words of what is wrong with one chat, in an error that could be read as a denial of any."""
 
 
 def denies_chats(said: str) -> bool:
     """Whether an error says that the model takes no chats, such as one without a template."""
-    return _NO_CHATS.search(said) is not None
+    return _NO_CHATS.search(said) is not None and _OTHER_REASON.search(said) is None
 
 
 def denies_tools(said: str) -> bool:
