@@ -47,7 +47,7 @@ from holdfast.verify.records import (
     depth_of,
 )
 from holdfast.verify.redaction import redacted
-from holdfast.verify.report import remove, write
+from holdfast.verify.report import set_aside, write
 from holdfast.verify.runner import RunContext, judge, run
 from holdfast.verify.soak_plan import plan_of
 from holdfast.verify.survey import ask_facts, survey
@@ -60,8 +60,9 @@ _EPILOG = """\
 `holdfast verify diff A B` shows what changed from one report to another.
 
 The report is written to --out as report.json, report.md, report.html, junit.xml and
-test-result.json. Ctrl-C ends the run and leaves a report of what ran. Exit codes: 0 passed, 1 the
-report could not be written, 2 bad usage, 3 the server is not reachable, 7 failed, 8 inconclusive.
+test-result.json; the names of an earlier one there get .earlier behind them. Ctrl-C ends the run
+and leaves a report of what ran. Exit codes: 0 passed, 1 the report could not be written, 2 bad
+usage, 3 the server is not reachable, 7 failed, 8 inconclusive.
 """
 
 
@@ -259,7 +260,7 @@ def _prepare(path: Path) -> None:
     """Find out before the run that there can be a report, and have no other one there."""
     try:
         make_writable(path)
-        remove(path)
+        set_aside(path)
     except OSError as error:
         raise UsageError(
             f"--out: cannot write a report to {path}: {error}.", remedy="name another directory."

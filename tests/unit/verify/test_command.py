@@ -193,16 +193,16 @@ def test_a_report_that_cannot_be_written_is_exit_1(tmp_path: Path) -> None:
 
 
 def test_no_server_is_exit_3(tmp_path: Path) -> None:
-    """The last line names the address and what to do; no earlier report is left for this one."""
+    """The last line names the address and what to do; no earlier report is taken for its own."""
     out = tmp_path / "out"
     out.mkdir()
-    (out / "report.json").write_text("of an earlier run")
+    (out / "report.json").write_text('{"schema": "holdfast-verify/1"}')
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         done = run_at(url, tmp_path)
     assert done.code == 3
-    assert not list(out.iterdir())
+    assert [path.name for path in out.iterdir()] == ["report.json.earlier"]
     assert done.errors.startswith(f"holdfast: error: {url}/v1/models did not answer")
     assert "Remedy: start the server" in done.errors
 

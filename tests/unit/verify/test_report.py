@@ -52,7 +52,7 @@ from holdfast.verify.report import (
     junit,
     markdown,
     page,
-    remove,
+    set_aside,
     wording,
     write,
 )
@@ -429,15 +429,49 @@ def test_a_form_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
     assert {one.name for one in tmp_path.iterdir() if one.is_file()} == set(FORMS) - {"report.json"}
 
 
-def test_only_the_files_of_a_report_are_removed(tmp_path: Path) -> None:
-    """Whatever a user has beside them stays, and so does a file that one of them links to."""
-    kept = tmp_path / "baseline"
-    kept.touch()
-    (tmp_path / "report.json").mkdir()
-    (tmp_path / "report.html").symlink_to(kept)
+def test_an_earlier_report_is_set_aside_and_stays_until_there_is_another(tmp_path: Path) -> None:
+    """Runs without a report do not replace it; whatever a user has beside it stays."""
+    write(replace(REPORT, profile="soak"), tmp_path)
+    (tmp_path / "baseline").touch()
+    (tmp_path / "report.html").unlink()
+    (tmp_path / "report.html").symlink_to("baseline")
+    for _ in range(2):
+        set_aside(tmp_path)
+        assert {one.name for one in tmp_path.iterdir()} == {
+            "baseline",
+            *(f"{name}.earlier" for name in FORMS),
+        }
+        assert as_json.read(tmp_path / "report.json.earlier").profile == "soak"
+        assert (tmp_path / "report.html.earlier").is_symlink()
+    write(REPORT, tmp_path)
+    (tmp_path / "junit.xml").unlink()
+    set_aside(tmp_path)
+    assert as_json.read(tmp_path / "report.json.earlier").profile == REPORT.profile
+    assert not (tmp_path / "junit.xml.earlier").exists()
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"schema": "other/1"}', '{"tests": 3}'])
+def test_files_of_another_program_stay(tmp_path: Path, content: str | None) -> None:
+    """pytest writes a junit.xml, too."""
     (tmp_path / "junit.xml").touch()
-    remove(tmp_path)
-    assert {one.name for one in tmp_path.iterdir()} == {"baseline", "report.json"}
+    if content is not None:
+        (tmp_path / "report.json").write_text(content)
+    before = {*tmp_path.iterdir()}
+    set_aside(tmp_path)
+    assert {*tmp_path.iterdir()} == before
+
+
+def test_what_cannot_be_set_aside_leaves_a_report_to_set_aside(tmp_path: Path) -> None:
+    """Once the obstacle is gone, the next run finds it."""
+    write(REPORT, tmp_path)
+    obstacle = tmp_path / "report.html.earlier"
+    obstacle.mkdir()
+    with pytest.raises(OSError, match=obstacle.name):
+        set_aside(tmp_path)
+    assert as_json.read(tmp_path).profile == REPORT.profile
+    obstacle.rmdir()
+    set_aside(tmp_path)
+    assert not {one.name for one in tmp_path.iterdir()} & set(FORMS)
 
 
 def test_a_file_that_nobody_may_change_is_replaced(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ A module makes one form, or what several of them share:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -32,17 +33,37 @@ FORMS: Mapping[str, Callable[[Report], str]] = MappingProxyType(
     }
 )
 """What renders a report, by the name of the file."""
+_EARLIER = ".earlier"
+"""Behind the name: what collects `*.xml` or `**/report.json` does not take an earlier one."""
+_BEGINNING = re.compile(rb'\s*\{\s*"schema"\s*:\s*"holdfast-verify/')
+"""That of a report.json, whatever version of the tool wrote it."""
+_READ_BYTES = 200
 
 
-def remove(directory: Path) -> None:
-    """Remove the files of an earlier report: they would be taken for those of a run that fails.
+def set_aside(directory: Path) -> None:
+    """Rename the files of an earlier report: they would be taken for those of a run that fails.
+
+    Without a report.json of this tool, files of these names belong to another program.
 
     Raises:
-        OSError: a file could not be removed.
+        OSError: a file could not be read or renamed.
     """
-    for path in map(directory.joinpath, FORMS):
-        if path.is_symlink() or path.is_file():
-            path.unlink()
+    if not _is_report(directory / as_json.NAME):
+        return
+    # report.json comes last: while it is there, the next run goes on where an error ended this.
+    for path in map(directory.joinpath, reversed(tuple(FORMS))):
+        earlier = path.with_name(f"{path.name}{_EARLIER}")
+        if os.path.lexists(path):
+            path.replace(earlier)
+        else:  # what a report lacks is not taken from the one before it
+            earlier.unlink(missing_ok=True)
+
+
+def _is_report(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _BEGINNING.match(file.read(_READ_BYTES)) is not None
 
 
 def write(report: Report, directory: Path) -> Path:
