@@ -47,7 +47,7 @@ from holdfast.verify.records import (
     depth_of,
 )
 from holdfast.verify.redaction import redacted
-from holdfast.verify.report import set_aside, write
+from holdfast.verify.report import FORMS, set_aside, write
 from holdfast.verify.runner import RunContext, judge, run
 from holdfast.verify.soak_plan import plan_of
 from holdfast.verify.survey import ask_facts, survey
@@ -260,8 +260,23 @@ def _prepare(path: Path) -> None:
     """Find out before the run that there can be a report, and have no other one there."""
     try:
         make_writable(path)
+        _require_places(path)
         set_aside(path)
     except OSError as error:
         raise UsageError(
             f"--out: cannot write a report to {path}: {error}.", remedy="name another directory."
         ) from None
+
+
+def _require_places(path: Path) -> None:
+    """Refuse a directory where a file of the report goes, such as Docker makes for a lost mount.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for file in map(path.joinpath, FORMS):
+        if file.is_dir() and not file.is_symlink():
+            raise UsageError(
+                f"--out: {file} is a directory, and the report has a file of that name.",
+                remedy="remove it, or name another directory.",
+            )

@@ -22,6 +22,7 @@ from holdfast import cli
 from holdfast.api.admin.models import VerifyRunRequest
 from holdfast.verify.records import CheckStatus
 from holdfast.verify.report import FORMS
+from obstruction import Obstruction
 from openai_double import OpenAIDouble
 from several_models import Several
 from verified import Run, interrupted, started, verified, verified_at
@@ -183,13 +184,24 @@ def test_a_reader_that_leaves_ends_nothing(tmp_path: Path) -> None:
 
 def test_a_report_that_cannot_be_written_is_exit_1(tmp_path: Path) -> None:
     """The verdict is shown all the same, and the last line names the file and what to do."""
-    (tmp_path / "out" / "report.json").mkdir(parents=True)
-    done = run(OpenAIDouble(), tmp_path)
+    done = run(Obstruction().obstructing(tmp_path / "out" / "report.json"), tmp_path)
     assert done.code == 1
     assert done.output.splitlines()[-1].startswith("passed in ")
     assert done.errors.startswith("holdfast: error: ")
     assert "report.json could not be written: Is a directory. Remedy: " in done.errors
     assert len(done.errors.splitlines()) == 1
+
+
+def test_a_directory_in_place_of_a_file_is_exit_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It would be found when the run is over; a link to one is replaced as any other."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "report.html").symlink_to(tmp_path)
+    (tmp_path / "junit.xml").mkdir()
+    assert cli._run(["verify", "http://x", "--out=."]) == 2
+    assert "--out: junit.xml is a directory, and the report has a file" in capfd.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "junit.xml"}
 
 
 def test_no_server_is_exit_3(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from holdfast.verify.baseline import Baseline, Origin, Score, read_baseline, wri
 from holdfast.verify.options import Options
 from holdfast.verify.recorder import keep, options_of, require_one_model, require_same_model
 from holdfast.verify.records import CheckResult, CheckStatus, Number, Report, Server, Tool, Verdict
+from obstruction import Obstruction
 from openai_double import OpenAIDouble
 from scoring_double import ScoringDouble
 from several_models import Several
@@ -199,11 +200,15 @@ def test_the_model_of_the_baseline_is_verified(tmp_path: Path) -> None:
     assert done.report["server"]["model"] == ORIGIN.model
 
 
+class ObstructiveScoring(Obstruction, ScoringDouble):
+    """Has what a baseline records."""
+
+
 def test_a_baseline_is_written_without_a_report(tmp_path: Path) -> None:
     """It has a place of its own; the exit code and the last line are those of the report."""
     path = tmp_path / "baseline"
-    (tmp_path / "out" / "report.json").mkdir(parents=True)
-    done = run(ScoringDouble(), tmp_path, f"--record={path}")
+    app = ObstructiveScoring().obstructing(tmp_path / "out" / "report.json")
+    done = run(app, tmp_path, f"--record={path}")
     assert done.code == 1
     assert "report.json could not be written" in done.errors
     assert done.output.splitlines()[-1] == f"baseline: {path}"
