@@ -105,13 +105,18 @@ class StreamedAnswer:
     request: Request
     status: int
     content_type: str
-    """In lower case: servers may write it in any."""
+    """As the server wrote it, in any case."""
     chunks: tuple[Chunk, ...]
     seconds: float
     retry_after: str = ""
     """The header; empty if there is none."""
     location: str = ""
     """The header of a redirect, in the same way."""
+
+    @property
+    def is_of_events(self) -> bool:
+        """Whether its type is that of a stream of events."""
+        return self.content_type.lower().startswith("text/event-stream")
 
     @cached_property
     def frames(self) -> Frames:

@@ -39,9 +39,10 @@ _THOUGHTS = ("reasoning", "reasoning_content")
 _DETAILS = "completion_tokens_details"
 _MAX_BYTES = 64 * 1024 * 1024
 """The maximum of one answer."""
-_EVENTS = "text/event-stream"
 _MOST_BYTES_AT_ONCE = 1024 * 1024
 """A longer stream is taken apart in a thread, beside which Ctrl-C and other requests go on."""
+_LEAST_KEY = 16
+"""Characters of a key in the place of a user; names are shorter."""
 
 
 THOUGHT_BEGINS, THOUGHT_ENDS = "<think>", "</think>"
@@ -63,7 +64,7 @@ class Answer:
     request: Request
     status: int
     content_type: str
-    """In lower case: servers may write it in any."""
+    """As the server wrote it, in any case."""
     text: str
     seconds: float
     retry_after: str = ""
@@ -187,8 +188,8 @@ class Target:
             NoAnswerError: it did not end in time.
         """
         found = await self._read(request, deadline_seconds)
-        is_events = found.content_type.startswith(_EVENTS)
-        if is_events and sum(len(chunk.content) for chunk in found.chunks) > _MOST_BYTES_AT_ONCE:
+        byte_count = sum(len(chunk.content) for chunk in found.chunks)
+        if found.is_of_events and byte_count > _MOST_BYTES_AT_ONCE:
             await asyncio.to_thread(_parse, found)
         return found
 
@@ -217,7 +218,7 @@ class Target:
         return StreamedAnswer(
             request,
             response.status_code,
-            response.headers.get("content-type", "").lower(),
+            response.headers.get("content-type", ""),
             received.chunks(),
             time.monotonic() - started_seconds,
             response.headers.get("retry-after", ""),
@@ -288,8 +289,14 @@ def _authorization(key: str) -> dict[str, str]:
 
 
 def _secrets_of(url: str, *keys: str) -> tuple[str, ...]:
-    """The keys, and the password in every form in which a server may get and repeat it."""
+    """The keys, and the password in every form in which a server may get and repeat it.
+
+    A user without a password may be a key, too. One as short as a name is taken for a name: words
+    of the report may be the same.
+    """
     parts = urlsplit(url)
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     sent = base64.b64encode(f"{user}:{password}".encode()).decode() if user or password else ""
-    return tuple(dict.fromkeys(filter(None, (*keys, parts.password, password, sent))))
+    is_key = not password and len(user) >= _LEAST_KEY
+    given = (parts.username, user) if is_key else (parts.password, password)
+    return tuple(dict.fromkeys(filter(None, (*keys, *given, sent))))

@@ -80,6 +80,7 @@ def test_a_long_stream_is_taken_apart_before_a_check_asks(events: int, is_parsed
     answer = asyncio.run(ask())
     assert ("documents" in vars(answer)) is is_parsed
     assert len(answer.documents) == events
+    assert answer.content_type.startswith("Text/Event-Stream")
 
 
 def asked(body: bytes, encoding: str) -> tuple[str, str]:
@@ -137,10 +138,19 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> Non
         ("http://x", ("a-key",)),
         ("http://ada:enig%40ma@x", ("a-key", "enig%40ma", "enig@ma", "YWRhOmVuaWdAbWE=")),
         ("http://ada:enigma@x", ("a-key", "enigma", "YWRhOmVuaWdtYQ==")),
+        ("http://holdfast@x", ("a-key", "aG9sZGZhc3Q6")),
+        *(
+            (f"http://{key}@x", ("a-key", "sk-live-01234567", "c2stbGl2ZS0wMTIzNDU2Nzo="))
+            for key in ("sk-live-01234567", "sk-live-01234567:")
+        ),
     ],
 )
 def test_a_password_is_hidden_in_every_form(url: str, hidden: tuple[str, ...]) -> None:
-    """As the address has it, decoded, and as Basic authorization sends it."""
+    """As the address has it, decoded, and as Basic authorization sends it.
+
+    A key in place of the user is hidden like a password. A name is not: "holdfast" stands in every
+    report.
+    """
     assert target.Target(url, "a-key").secrets == hidden
     assert set(target.Target(url, "a-key", "an-admin-key").secrets) == {*hidden, "an-admin-key"}
 

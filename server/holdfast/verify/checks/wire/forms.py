@@ -56,7 +56,7 @@ def _require_head(trial: Trial, answer: Answer, kind: str) -> None:
     """What both APIs have in common."""
     document = answer.document
     require_strict(trial, answer)
-    is_json = answer.content_type.startswith("application/json")
+    is_json = answer.content_type.lower().startswith("application/json")
     trial.require(is_json, f"its type is {answer.content_type}", answer)
     trial.require(dig(document, "id", kind=str), "its id is empty", answer)
     found = dig(document, "object", kind=str)

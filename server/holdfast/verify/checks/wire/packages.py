@@ -125,8 +125,7 @@ async def _lacks_only_a_space(trial: Trial) -> bool:
     `wire.events` judges how it ends.
     """
     stream = await trial.stream(CHAT, trial.chat_body(_PONG, max_tokens=_MAX_TOKENS))
-    is_sse = stream.content_type.startswith("text/event-stream")
-    is_standard = is_sse and not {*stream.frames.faults} - {NO_DONE}
+    is_standard = stream.is_of_events and not {*stream.frames.faults} - {NO_DONE}
     has_answer = any(event.data != DONE for event in stream.frames.events)
     return is_standard and has_answer and bool(_WITHOUT_SPACE.search(stream.text))
 

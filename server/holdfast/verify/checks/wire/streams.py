@@ -27,8 +27,7 @@ async def events(trial: Trial) -> None:
     """Frames, order, ids, ends and usage of the events."""
     for path, body in each(trial, PROMPT, max_tokens=12):
         stream = await trial.stream(path, body)
-        is_sse = stream.content_type.startswith("text/event-stream")
-        trial.require(is_sse, f"its type is {stream.content_type!r}", stream)
+        trial.require(stream.is_of_events, f"its type is {stream.content_type!r}", stream)
         for fault in stream.frames.faults:
             trial.blame(fault, stream)
         with trial.demanding_form(stream):

@@ -83,8 +83,7 @@ def ordered(trial: Trial, stream: StreamedAnswer, order: Order) -> tuple[TypedEv
     Raises:
         MalformedError: the stream is broken, or an event is not what its type promises.
     """
-    is_sse = stream.content_type.startswith("text/event-stream")
-    trial.require(is_sse, f"its type is {stream.content_type!r}", stream)
+    trial.require(stream.is_of_events, f"its type is {stream.content_type!r}", stream)
     events = typed_events(stream)
     fault = fault_of_order(events, order)
     trial.require(not fault, fault, stream)
