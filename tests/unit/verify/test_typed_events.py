@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, get_args
 
 import pytest
@@ -13,12 +14,19 @@ from double_model import Generated
 from double_typed import message_events, message_of, response_events, response_of
 from holdfast.verify.answers import MalformedError
 from holdfast.verify.checks.wire import messages, responses
-from holdfast.verify.checks.wire.typed_events import Order, fault_of_order, typed_events
+from holdfast.verify.checks.wire.typed_events import (
+    Order,
+    TypedEvent,
+    fault_of_order,
+    typed_events,
+)
 from holdfast.verify.records import Request
 from holdfast.verify.streams import Chunk, StreamedAnswer
 
 Event = dict[str, Any]
 MADE = Generated(["five", ", ", "six"], "length")
+_MOST_SECONDS = 5.0
+"""Many times what it takes, and a fraction of what a square would take."""
 
 
 def stream_of(*frames: str) -> StreamedAnswer:
@@ -115,6 +123,39 @@ def test_done_may_end_a_stream() -> None:
     assert len(typed_events(stream_of(event))) == len(
         typed_events(stream_of(event, "data: [DONE]"))
     )
+
+
+def test_the_text_at_the_end_of_a_part_is_that_of_its_deltas() -> None:
+    """Line ends stay as they are, and each part has a text of its own."""
+
+    def event(kind: str, part: int, **text: str) -> TypedEvent:
+        document = {"output_index": 0, "content_index": part, **text}
+        return TypedEvent("", f"response.output_text.{kind}", document)
+
+    events = [
+        event("delta", 0, delta="a\r\n"),
+        event("delta", 1, delta="c"),
+        event("delta", 0, delta="b"),
+        event("done", 0, text="a\r\nb"),
+        event("done", 1, text="c"),
+        event("done", 2, text=""),
+    ]
+    assert responses.fault_of_ends(events) == ""
+    fault = "the text of response.output_text.done is not that of the deltas before it"
+    assert responses.fault_of_ends([*events, event("done", 0, text="a\nb")]) == fault
+    assert responses.fault_of_ends([*events, event("done", 1, text="cb")]) == fault
+
+
+@pytest.mark.parametrize("delta", ["", "x" * 1000])
+def test_many_deltas_are_put_together_in_a_time_that_grows_with_them(delta: str) -> None:
+    """In it neither a deadline nor Ctrl-C ends the check."""
+    document = {"output_index": 0, "content_index": 0, "delta": delta, "text": delta * 50_000}
+    added = TypedEvent("", "response.output_text.delta", document)
+    ended = TypedEvent("", "response.output_text.done", document)
+    ends = 1 if delta else 50_000
+    started_seconds = time.process_time()
+    assert responses.fault_of_ends([*[added] * 50_000, *[ended] * ends]) == ""
+    assert time.process_time() - started_seconds < _MOST_SECONDS
 
 
 @pytest.mark.parametrize(

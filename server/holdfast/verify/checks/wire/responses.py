@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from io import StringIO
 from itertools import pairwise
 from typing import Any
 
@@ -89,7 +90,8 @@ async def responses(trial: Trial) -> None:
         require_strict(trial, stream)
         events = ordered(trial, stream, ORDER)
         await _require_whole(trial, stream, events)
-        _require_ends(trial, stream, events)
+        fault = fault_of_ends(events)
+        trial.require(not fault, fault, stream)
         counted = _input_tokens(dig(events[-1].document, "response", kind=dict))
         require_same_input(trial, stream, [counted], _input_tokens(answer.document))
     if not trial.faults:
@@ -128,19 +130,24 @@ async def _require_whole(
     trial.require(is_same, "the text of its last event is not that of its deltas", stream)
 
 
-def _require_ends(trial: Trial, stream: StreamedAnswer, events: Sequence[TypedEvent]) -> None:
-    """The text at the end of a part is that of its deltas."""
-    written: defaultdict[tuple[int, ...], str] = defaultdict(str)
+def fault_of_ends(events: Iterable[TypedEvent]) -> str:
+    """What is wrong with the text at the end of a part; empty if it is that of its deltas.
+
+    Raises:
+        MalformedError: an event has no text, or not the number of a part.
+    """
+    # Not texts: one that a mapping holds is copied whole by each `+=`.
+    written: defaultdict[tuple[int, ...], StringIO] = defaultdict(StringIO)
     for event in events:
         if event.type not in (_TEXT, _TEXT_ENDS):
             continue
-        part = tuple(dig(event.document, name, kind=int) for name in _PART)
+        part = written[tuple(dig(event.document, name, kind=int) for name in _PART)]
         if event.type == _TEXT:
-            written[part] += dig(event.document, "delta", kind=str)
-        else:
-            is_same = dig(event.document, "text", kind=str) == written[part]
-            said = f"the text of {event.type} is not that of the deltas before it"
-            trial.require(is_same, said, stream)
+            part.write(dig(event.document, "delta", kind=str))
+            continue
+        if dig(event.document, "text", kind=str) != part.getvalue():
+            return f"the text of {event.type} is not that of the deltas before it"
+    return ""
 
 
 def _input_tokens(response: Mapping[str, Any]) -> int:
