@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import time
+from collections.abc import Sequence
 
 import jsonschema
 import pytest
@@ -15,15 +17,16 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from double_defects import Defect
 from double_limits import AlternatingDouble
 from double_model import Generated, tokens_of
-from holdfast.verify import packages
+from holdfast.verify import packages, records
 from holdfast.verify.baseline import Baseline, Score
 from holdfast.verify.checks import tools
 from holdfast.verify.checks.tools import asking, parser, replay, schemas
-from holdfast.verify.checks.tools.calls import Call, Turn, as_read
+from holdfast.verify.checks.tools.calls import Call, Turn, as_read, streamed_turn
 from holdfast.verify.checks.tools.keywords import MAKERS, Case, cases
 from holdfast.verify.checks.tools.scenes import all_functions, all_scenes, triggers
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus, Profile
+from holdfast.verify.streams import Chunk, StreamedAnswer
 from openai_double import DERENDER, Body, OpenAIDouble
 from schema_keywords import limiting, used_by
 from unseeded_double import Unseeded
@@ -34,6 +37,8 @@ REPLAY = [check for check in tools.CHECKS if check.name == "replay"]
 PROBE = [check for check in tools.CHECKS if check.name == "probe"]
 FORM = [check for check in tools.CHECKS if check.name == "form"]
 ENDS_BY_STOP = "an answer whose calls the model chose to make ends by stop, and not by tool_calls"
+_MOST_SECONDS = 5.0
+"""Many times what it takes, and a fraction of what a square would take."""
 
 FOUND_BY: dict[Defect, str] = {
     "calls that share an id": "form",
@@ -463,6 +468,24 @@ def test_calls_are_compared_as_clients_read_them(
     turn = Turn("", "", (Call("f", '{"a": 1, "b": []}'),), "tool_calls")
     other = Turn(content, "", (Call("f", arguments),), "tool_calls")
     assert (as_read(turn) == as_read(other)) is is_same
+
+
+@pytest.mark.parametrize(
+    ("indices", "arguments"), [([0] * 20_000, "x" * 1000), (range(50_000), "")], ids=("one", "many")
+)
+def test_many_parts_are_put_together_in_a_time_that_grows_with_them(
+    indices: Sequence[int], arguments: str
+) -> None:
+    """Of one call or of as many; in it neither a deadline nor Ctrl-C ends a check."""
+    parts = [{"index": index, "function": {"arguments": arguments}} for index in indices]
+    delta = {"delta": {"tool_calls": parts}, "index": 0, "finish_reason": "tool_calls"}
+    text = f"data: {json.dumps({'choices': [delta]})}\n\ndata: [DONE]\n\n"
+    chunks = (Chunk(0.0, text.encode()),)
+    answer = StreamedAnswer(records.Request("POST", "/"), 200, "text/event-stream", chunks, 0.0)
+    started_seconds = time.process_time()
+    turn = streamed_turn(answer)
+    assert time.process_time() - started_seconds < _MOST_SECONDS
+    assert sum(len(call.arguments) for call in turn.calls) == len(indices) * len(arguments)
 
 
 class Cut(OpenAIDouble):

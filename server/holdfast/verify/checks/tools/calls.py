@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from typing import Any
 
 from holdfast.verify.answers import MalformedError, dig, dig_or, read_json
@@ -37,7 +38,8 @@ class _Merged:
 
     identity: str = ""
     name: str = ""
-    arguments: str = ""
+    arguments: StringIO = field(default_factory=StringIO)
+    """Not a text: one that an object holds is copied whole by each `+=`."""
 
 
 @dataclass(slots=True)
@@ -45,6 +47,8 @@ class Merge:
     """The calls of a stream, and what a strict client refuses about their parts."""
 
     calls: dict[int, _Merged] = field(default_factory=dict)
+    last: int = -1
+    """The greatest index."""
     faults: list[str] = field(default_factory=list)
 
 
@@ -75,7 +79,7 @@ def streamed_turn(answer: StreamedAnswer) -> Turn:
     """
     said = answer.said()
     merged = merge(answer).calls
-    calls = tuple(Call(merged[at].name, merged[at].arguments) for at in sorted(merged))
+    calls = tuple(Call(merged[at].name, merged[at].arguments.getvalue()) for at in sorted(merged))
     return Turn(said.content, said.reasoning, calls, said.finish_reason)
 
 
@@ -141,8 +145,9 @@ def _parts(answer: StreamedAnswer) -> Iterator[Mapping[str, Any]]:
 def _add(part: Mapping[str, Any], merged: Merge) -> None:
     """Add one part to its call, as OpenAI's client does, and note what it would stumble over."""
     index = dig(part, "index", kind=int)
-    if merged.calls and index not in (last := max(merged.calls), last + 1):
-        merged.faults.append(f"a part of call {index} comes behind call {last}")
+    if merged.calls and index not in (merged.last, merged.last + 1):
+        merged.faults.append(f"a part of call {index} comes behind call {merged.last}")
+    merged.last = max(index, merged.last)
     is_new = index not in merged.calls
     call = merged.calls.setdefault(index, _Merged())
     identity = dig_or(part, "id", default="")
@@ -155,4 +160,4 @@ def _add(part: Mapping[str, Any], merged: Merge) -> None:
     if name and call.name:
         merged.faults.append(f"the name of call {index} comes twice")
     call.name = call.name or name
-    call.arguments += dig_or(part, "function", "arguments", default="")
+    call.arguments.write(dig_or(part, "function", "arguments", default=""))
