@@ -35,6 +35,8 @@ _MOST_FAULTS = 1000
 _FINE_CHUNKS = 10_000
 """Later ones are joined where they come at about the same time: each takes more than its bytes."""
 _TOGETHER_SECONDS = 0.01
+_MARKS = (b"{", b"[", b",")
+"""Each value within another one, and each name, comes behind one of these in JSON."""
 _FIELDS = frozenset({"data", "event", "id", "retry"})
 
 
@@ -51,7 +53,7 @@ class Received:
     """The chunks of an answer that is under way; of a great many small ones, some are joined."""
 
     def __init__(self) -> None:
-        self.byte_count = 0
+        self.byte_count = self.mark_count = 0
         self._chunks: list[Chunk] = []
         self._parts: list[bytes] = []
         """Of the next chunk, which more may come to."""
@@ -66,6 +68,7 @@ class Received:
         self._parts.append(content)
         self._until_seconds = at_seconds
         self.byte_count += len(content)
+        self.mark_count += sum(map(content.count, _MARKS))
 
     def chunks(self) -> tuple[Chunk, ...]:
         """All that has come."""

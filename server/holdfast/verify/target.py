@@ -39,8 +39,12 @@ _THOUGHTS = ("reasoning", "reasoning_content")
 _DETAILS = "completion_tokens_details"
 _MAX_BYTES = 64 * 1024 * 1024
 """The maximum of one answer."""
+_MAX_MARKS = 3_000_000
+"""The maximum of `{`, `[` and `,` in one: JSON takes about a hundred bytes of memory for each. The
+log-probs of a prompt have 50,000 of them, and the ids of the longest prompt 2,000,000."""
 _MOST_BYTES_AT_ONCE = 1024 * 1024
-"""A longer stream is taken apart in a thread, beside which Ctrl-C and other requests go on."""
+"""A longer one is taken apart in a thread, as a stream of any type: Ctrl-C and other requests go on
+beside it. For JSON a thread would be of no use, since Python reads it without a pause."""
 _LEAST_KEY = 16
 """Characters of a key in the place of a user; names are shorter."""
 
@@ -188,8 +192,7 @@ class Target:
             NoAnswerError: it did not end in time.
         """
         found = await self._read(request, deadline_seconds)
-        byte_count = sum(len(chunk.content) for chunk in found.chunks)
-        if found.is_of_events and byte_count > _MOST_BYTES_AT_ONCE:
+        if sum(len(chunk.content) for chunk in found.chunks) > _MOST_BYTES_AT_ONCE:
             await asyncio.to_thread(_parse, found)
         return found
 
@@ -213,6 +216,9 @@ class Target:
                 received.add(time.monotonic() - started_seconds, content)
                 if received.byte_count > _MAX_BYTES:
                     raise NoAnswerError(request, f"the answer is longer than {_MAX_BYTES} bytes")
+                if received.mark_count > _MAX_MARKS:
+                    said = f"the answer has more than {_MAX_MARKS:,} `{{`, `[` and `,`"
+                    raise NoAnswerError(request, said)
                 if received.byte_count >= enough_bytes:
                     break
         return StreamedAnswer(

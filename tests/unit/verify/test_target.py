@@ -61,14 +61,23 @@ def test_an_answer_may_come_as_late_as_its_own_deadline(monkeypatch: pytest.Monk
     assert asyncio.run(ask()) == 200
 
 
-@pytest.mark.parametrize(("events", "is_parsed"), [(10, False), (150_000, True)])
-def test_a_long_stream_is_taken_apart_before_a_check_asks(events: int, is_parsed: bool) -> None:
+@pytest.mark.parametrize(
+    ("events", "kind", "is_parsed"),
+    [
+        (10, "Text/Event-Stream", False),
+        (150_000, "Text/Event-Stream", True),
+        (150_000, "Application/JSON", True),
+    ],
+)
+def test_a_long_stream_is_taken_apart_before_a_check_asks(
+    events: int, kind: str, is_parsed: bool
+) -> None:
     """In a thread: where it takes seconds, Ctrl-C would wait for it."""
     body = b"data: {}\n\n" * events + b"data: [DONE]\n\n"
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await Response(body, media_type="Text/Event-Stream")(scope, receive, send)
+            await Response(body, media_type=kind)(scope, receive, send)
 
     async def ask() -> StreamedAnswer:
         async with (
@@ -80,7 +89,7 @@ def test_a_long_stream_is_taken_apart_before_a_check_asks(events: int, is_parsed
     answer = asyncio.run(ask())
     assert ("documents" in vars(answer)) is is_parsed
     assert len(answer.documents) == events
-    assert answer.content_type.startswith("Text/Event-Stream")
+    assert answer.content_type.startswith(kind)
 
 
 def asked(body: bytes, encoding: str) -> tuple[str, str]:
@@ -108,6 +117,14 @@ def asked(body: bytes, encoding: str) -> tuple[str, str]:
 def test_an_answer_comes_as_it_is() -> None:
     """No other encoding is accepted."""
     assert asked(b"{}", "identity") == ("identity", "{}")
+
+
+@pytest.mark.parametrize("part", [b"[", b"{}\n,"])
+def test_an_answer_that_would_fill_the_memory_is_refused(part: bytes) -> None:
+    """A value of two bytes takes a hundred; no honest answer has as many."""
+    assert asked(part * 1_000_000, "identity")[1].startswith(part.decode())
+    with pytest.raises(target.NoAnswerError, match=r"more than 3,000,000 `\{`, `\[` and `,`"):
+        asked(part * 3_000_001, "identity")
 
 
 def test_a_packed_answer_is_refused() -> None:
