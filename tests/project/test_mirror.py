@@ -158,6 +158,7 @@ DRIVEN_ELSEWHERE = {
     "verify.checks.soak.memory": "unit/verify/test_soak.py",
     "verify.checks.soak.mix": "unit/verify/test_soak.py",
     "verify.checks.soak.talk": "unit/verify/test_soak.py",
+    "verify.checks.survive.asking": "unit/verify/test_survive.py",
     "verify.checks.survive.death": "unit/verify/test_survive.py",
     "verify.checks.survive.limits": "unit/verify/test_survive.py",
     "verify.checks.tools.asking": "unit/verify/test_tools.py",

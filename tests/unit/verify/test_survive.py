@@ -19,7 +19,7 @@ from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus, HoldfastFacts
 from holdfast.verify.trial import Trial
 from mortal_double import MortalDouble
-from openai_double import MODEL, Body, OpenAIDouble
+from openai_double import MAX_BODY_BYTES, MODEL, Body, OpenAIDouble
 from verified import not_passed, results
 
 FOUND_BY: dict[Defect, str] = {
@@ -53,6 +53,53 @@ def test_a_server_that_survives_passes(tmp_path: Path) -> None:
     assert {name: (one.status, one.reason) for name, one in found.items() if one.reason} == {}
     numbers = {one.name: one.value for one in found["survive.death"].numbers}
     assert numbers["answers that were waited for"] == 16
+
+
+class Reviving(OpenAIDouble):
+    """Dies of a large body and of many clients, and is there again after two answers of 503."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clients = self._away = 0
+
+    async def _completion(self, request: Request) -> Response:
+        body = await request.body()
+        self._clients += b"Client" in body
+        if self._away:
+            self._away -= 1
+            return JSONResponse({}, 503, {"Retry-After": "0"})
+        if len(body) > MAX_BODY_BYTES or self._clients == 256:
+            self._away = 2
+        return await super()._completion(request)
+
+
+@pytest.mark.parametrize("name", ["large_bodies", "overload"])
+def test_a_server_that_is_started_again_has_not_survived(name: str) -> None:
+    """Behind a gateway, its next request gets 503 with `Retry-After`, as if it were only busy."""
+    made = results(Reviving(), [check for check in CHECKS if check.name == name])
+    assert not_passed(made) == {f"survive.{name}": CheckStatus.FAILED}
+    assert "answered 503" in made[f"survive.{name}"].reason
+
+
+class Recovering(MortalDouble):
+    """Refuses requests for a moment after its engine has died, and says so."""
+
+    _away = 2
+
+    async def _completion(self, request: Request) -> Response:
+        is_late = self._file.exists() and (await request.json()).get("max_tokens") == 4
+        if not is_late or not self._away:
+            return await super()._completion(request)
+        self._away -= 1
+        return JSONResponse({}, 503, {"Retry-After": "0"})
+
+
+def test_the_next_engine_may_take_its_time(tmp_path: Path) -> None:
+    """Where the check itself killed the one before, and no answer is lost."""
+    file = tmp_path / "dead"
+    options = Options(kill_command=("touch", str(file)))
+    (found,) = results(Recovering(file), DEATH, options=options).values()
+    assert found.status is CheckStatus.PASSED, found.reason
 
 
 def test_an_engine_that_a_check_kills_is_not_blamed_on_the_server(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from holdfast.verify.checks.asking import PROMPT, either
 from holdfast.verify.target import PATIENT_SECONDS, Answer, NoAnswerError
-from holdfast.verify.trial import SkippedError, Trial
+from holdfast.verify.trial import SkippedError, Trial, UnexpectedStatusError
 from holdfast.verify.waiting import is_too_many
+
+_OK = 200
 
 
 def require_consent(trial: Trial) -> None:
@@ -43,12 +45,18 @@ async def ask_large(
         return None
 
 
-async def require_life(trial: Trial) -> None:
-    """A small request gets its answer.
+async def require_life(trial: Trial, is_refused: Callable[[Answer], bool] = is_too_many) -> None:
+    """A small request gets its answer; what `is_refused` is asked for again.
+
+    By default that is not 503: a gateway says it while a server is started again that has died.
 
     Raises:
         NoAnswerError: there is none in time.
         UnexpectedStatusError: its status is not 200.
+        InconclusiveError: it is refused until the deadline.
     """
     path, body = either(trial, PROMPT, max_tokens=4)
-    await trial.post(path, body, deadline_seconds=PATIENT_SECONDS)
+    ask = partial(trial.ask, path, body)
+    answer = await trial.admitted(ask, PATIENT_SECONDS, is_refused=is_refused)
+    if answer.status != _OK:
+        raise UnexpectedStatusError(answer)

@@ -19,7 +19,7 @@ from holdfast.verify.records import HoldfastFacts, equal_to
 from holdfast.verify.survey import ask_facts, ask_holdfast
 from holdfast.verify.target import PATIENT_SECONDS, Answer, NoAnswerError
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial, UnexpectedStatusError
-from holdfast.verify.waiting import is_too_many, together
+from holdfast.verify.waiting import is_limited, is_too_many, together
 
 CLIENTS = 16
 ANSWER_TOKENS = 192
@@ -101,8 +101,10 @@ async def _note_death(trial: Trial, before: HoldfastFacts | None) -> bool:
     Raises:
         NoAnswerError: the server answers no more.
         UnexpectedStatusError: it answers with an error.
+        InconclusiveError: it lets no request in.
     """
-    await require_life(trial)
+    # Here the engine was killed on purpose, and the next one may take its time.
+    await require_life(trial, is_limited)
     after = await ask_holdfast(trial.target)
     is_known_dead = (
         before is not None and after is not None and after.generation > before.generation
