@@ -16,18 +16,21 @@ SLOW_SECONDS = 3.0
 
 
 class LimitedDouble(OpenAIDouble):
-    """The application; `refused` is how many of the next chats get 429."""
+    """The application; `refused` is how many of the next chats get 429, or another status."""
 
-    def __init__(self, retry_after: str = "0", known: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, retry_after: str = "0", known: dict[str, str] | None = None, status: int = 429
+    ) -> None:
         super().__init__(known=known or {})
         self.retry_after = retry_after
+        self.status = status
         self.refused = 0
 
     async def _chat(self, request: Request) -> Response:
         if not self.refused:
             return await super()._chat(request)
         self.refused -= 1
-        return JSONResponse({}, 429, {"Retry-After": self.retry_after})
+        return JSONResponse({}, self.status, {"Retry-After": self.retry_after})
 
 
 class AlternatingDouble(OpenAIDouble):

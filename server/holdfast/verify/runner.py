@@ -23,7 +23,7 @@ from holdfast.verify.trial import (
     UnexpectedStatusError,
     fault_of,
 )
-from holdfast.verify.waiting import LIMITED
+from holdfast.verify.waiting import why_refused
 
 INTERRUPTED = "the run was interrupted"
 
@@ -142,8 +142,9 @@ def _cut_short(check: Check, trial: Trial, context: RunContext) -> Exception:
     if context.interrupted.is_set():
         return InconclusiveError(INTERRUPTED)
     said = f"it took more than {deadline_seconds_of(check, context.options):.0f} s"
-    if trial.is_limited:
-        return InconclusiveError(f"{said}: {LIMITED}")
+    if trial.refusals:
+        status, _ = trial.refusals.most_common(1)[0]
+        return InconclusiveError(f"{said}: {why_refused(status)}")
     # A slow server is not at fault: each request has a deadline of its own.
     if check.is_asked_elsewhere:
         unknown = "whether the server answered the other program is not known"

@@ -31,7 +31,7 @@ from holdfast.verify.answers import (
 )
 from holdfast.verify.records import HoldfastFacts, Request, Server
 from holdfast.verify.redaction import redacted
-from holdfast.verify.target import Answer, NoAnswerError, Target
+from holdfast.verify.target import PATIENT_SECONDS, Answer, NoAnswerError, Target
 from holdfast.verify.texts import with_texts
 from holdfast.verify.trial import CHAT, COMPLETIONS, MODELS
 from holdfast.verify.vitals import Vitals, ask_vitals
@@ -39,7 +39,7 @@ from holdfast.verify.waiting import (
     LIMITED_REMEDY,
     TOO_MANY,
     LimitedError,
-    is_limited,
+    is_away,
     is_too_many,
     until_admitted,
 )
@@ -146,14 +146,19 @@ def given_flags(arguments: Sequence[str]) -> Mapping[str, str]:
 
 
 async def is_answering(target: Target, server: Server) -> bool:
-    """Whether the server still answers the smallest request there is, or says that it may later."""
+    """Whether the server still answers the smallest request there is, or limits such requests.
+
+    One that is away, as a gateway says with 503 and `Retry-After`, is waited for.
+    """
     path = CHAT if "chat" in server.abilities else COMPLETIONS
     if path == COMPLETIONS and "completions" not in server.abilities:
         path = MODELS
     request = Request("GET", MODELS) if path == MODELS else smallest(path, server)
     # A connection that is kept may have been closed behind an error, which only a request shows.
     answer = await _told(target, request) or await _told(target, request)
-    return answer is not None and (answer.status == _OK or is_limited(answer))
+    if answer is not None and is_away(answer):
+        answer = await _told_later(target, request)
+    return answer is not None and (answer.status == _OK or is_too_many(answer))
 
 
 def without_secrets(url: str) -> str:
@@ -253,6 +258,15 @@ async def _told(target: Target, request: Request) -> Answer | None:
     try:
         return await target.ask(request, deadline_seconds=SURVEY_SECONDS)
     except NoAnswerError:
+        return None
+
+
+async def _told_later(target: Target, request: Request) -> Answer | None:
+    """The answer of a server that is back; None if there is none for as long as one may take."""
+    ask = partial(target.ask, request)
+    try:
+        return await until_admitted(ask, PATIENT_SECONDS, is_refused=is_away)
+    except (LimitedError, NoAnswerError):
         return None
 
 

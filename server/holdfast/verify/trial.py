@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import PATIENT_SECONDS, REQUEST_SECONDS, Answer, Target
 from holdfast.verify.tasks import score_key
 from holdfast.verify.texts import with_texts
-from holdfast.verify.waiting import LIMITED, AnyAnswer, LimitedError, is_limited, until_admitted
+from holdfast.verify.waiting import AnyAnswer, LimitedError, is_limited, until_admitted
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -89,8 +90,8 @@ class Trial:
         self._shared_requests: list[Request] = []
         self._measuring = 0
         """How many shared measurements are under way, each within the one before."""
-        self.is_limited = False
-        """Whether a request had to wait because the server limits how many there may be."""
+        self.refusals: Counter[int] = Counter()
+        """How often a request was refused only for now, and had to wait; by status."""
         self.answered_at_seconds = -math.inf
         """When the last answer came, by the clock of `time.monotonic`."""
 
@@ -153,9 +154,9 @@ class Trial:
             InconclusiveError: the server does not let it in before the deadline.
         """
         try:
-            answer = await until_admitted(ask, deadline_seconds, self._note_limit, is_refused)
-        except LimitedError:
-            raise InconclusiveError(LIMITED) from None
+            answer = await until_admitted(ask, deadline_seconds, self._note_refusal, is_refused)
+        except LimitedError as error:
+            raise InconclusiveError(str(error)) from None
         self.answered_at_seconds = time.monotonic()
         return answer
 
@@ -259,8 +260,8 @@ class Trial:
         """The body of a completion."""
         return {"model": self.server.model, "prompt": prompt, "temperature": 0, **options}
 
-    def _note_limit(self) -> None:
-        self.is_limited = True
+    def _note_refusal(self, status: int) -> None:
+        self.refusals[status] += 1
 
     def require(
         self, holds: object, what: str, answer: Answer | StreamedAnswer | None = None

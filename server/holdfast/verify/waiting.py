@@ -12,13 +12,17 @@ from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import PATIENT_SECONDS, Answer
 
 TOO_MANY = 429
-_UNAVAILABLE = 503
+UNAVAILABLE = 503
 AT_ONCE = 8
 """How many requests a check sends together."""
 QUEUED_SECONDS = AT_ONCE * PATIENT_SECONDS
 """For the answers of such a check: a server may have one slot, where a request waits for others."""
 LIMITED_REMEDY = "give --api-key-file a key without limits, or wait until others ask for less"
-LIMITED = f"the server limits its requests (429, or 503 with Retry-After); {LIMITED_REMEDY}"
+_LIMITED = f"the server limits its requests (429); {LIMITED_REMEDY}"
+_AWAY = (
+    "the server refuses requests for now (503 with Retry-After); "
+    "see whether it still runs, or wait until others ask for less"
+)
 _WAIT_SECONDS = 1.0
 """After a refusal that does not say how long."""
 _LEAST_WAIT_SECONDS = 0.1
@@ -28,12 +32,25 @@ AnyAnswer = TypeVar("AnyAnswer", Answer, StreamedAnswer)
 
 
 class LimitedError(Exception):
-    """The server does not let a request in before the deadline."""
+    """The server does not let a request in before the deadline; the text says why."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(why_refused(status))
+
+
+def why_refused(status: int) -> str:
+    """Why a server refuses requests for now that says so with this status, and what to do."""
+    return _LIMITED if status == TOO_MANY else _AWAY
 
 
 def is_limited(answer: Answer | StreamedAnswer) -> bool:
-    """Whether the server takes the request, only not now: 503 also says that it is broken."""
-    return is_too_many(answer) or (answer.status == _UNAVAILABLE and bool(answer.retry_after))
+    """Whether the server takes the request, only not now."""
+    return is_too_many(answer) or is_away(answer)
+
+
+def is_away(answer: Answer | StreamedAnswer) -> bool:
+    """Whether there is no server now, and may be one later: 503 also says that it is broken."""
+    return answer.status == UNAVAILABLE and bool(answer.retry_after)
 
 
 def is_too_many(answer: Answer | StreamedAnswer) -> bool:
@@ -44,13 +61,13 @@ def is_too_many(answer: Answer | StreamedAnswer) -> bool:
 async def until_admitted(
     ask: Callable[..., Awaitable[AnyAnswer]],
     deadline_seconds: float,
-    on_wait: Callable[[], None] = lambda: None,
+    on_wait: Callable[[int], None] = lambda _: None,
     is_refused: Callable[[AnyAnswer], bool] = is_limited,
 ) -> AnyAnswer:
     """The answer that `ask` gets, unless it is refused only for now: then ask again.
 
     The deadline is that of each answer, and that of the wait for a request to be let in. Before
-    each wait `on_wait` is called.
+    each wait `on_wait` gets the status of the refusal.
 
     Raises:
         NoAnswerError: none came in time.
@@ -61,10 +78,10 @@ async def until_admitted(
         answer = await ask(deadline_seconds=deadline_seconds)
         if not is_refused(answer):
             return answer
-        on_wait()
+        on_wait(answer.status)
         wait_seconds = _wait_seconds(answer.retry_after)
         if time.monotonic() + wait_seconds > ends_seconds:
-            raise LimitedError
+            raise LimitedError(answer.status)
         await asyncio.sleep(wait_seconds)
 
 

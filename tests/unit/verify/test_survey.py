@@ -325,6 +325,23 @@ def test_a_server_that_limits_requests_still_answers() -> None:
     assert asyncio.run(asked())
 
 
+@pytest.mark.parametrize(("refused", "is_back"), [(3, True), (EVERY, False)])
+def test_a_server_that_is_away_may_come_back(
+    refused: int, is_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway says 503 with `Retry-After` for a server that is busy, and for one that is dead."""
+    monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", 1.0)
+    app = LimitedDouble(status=503)
+
+    async def asked() -> bool:
+        async with serving(app) as client, Target(str(client.base_url)) as target:
+            server = await survey(target)
+            app.refused = refused
+            return await is_answering(target, server)
+
+    assert asyncio.run(asked()) is is_back
+
+
 class Tokenizing(OpenAIDouble):
     """Answers `/tokenize` as a test likes."""
 
