@@ -12,7 +12,7 @@ from holdfast.verify.answers import MalformedError, excerpt, quoted
 from holdfast.verify.check import Check, deadline_seconds_of, lack_of
 from holdfast.verify.interruption import unless
 from holdfast.verify.options import Options
-from holdfast.verify.records import CheckResult, CheckStatus, Profile, Server, Verdict
+from holdfast.verify.records import CheckResult, CheckStatus, Fault, Profile, Server, Verdict
 from holdfast.verify.redaction import redacted
 from holdfast.verify.survey import is_answering
 from holdfast.verify.target import PATIENT_SECONDS, NoAnswerError, Target
@@ -23,7 +23,7 @@ from holdfast.verify.trial import (
     UnexpectedStatusError,
     fault_of,
 )
-from holdfast.verify.waiting import why_refused
+from holdfast.verify.waiting import UNAVAILABLE, why_refused
 
 INTERRUPTED = "the run was interrupted"
 
@@ -131,10 +131,17 @@ async def _made(check: Check, context: RunContext) -> CheckResult:
         numbers=tuple(trial.numbers),
         series=tuple(trial.series),
         faults=tuple(trial.faults),
-        warnings=tuple(trial.warnings),
+        warnings=(*trial.warnings, *_absences(trial)),
         requests=trial.requests,
     )
     return _judged(noted, error)
+
+
+def _absences(trial: Trial) -> tuple[Fault, ...]:
+    """A warning if the server was away, which nobody sees in the answers that came later."""
+    count = trial.refusals[UNAVAILABLE]
+    said = f"requests that the server refused for now, with 503 and Retry-After: {count}"
+    return (fault_of(said),) if count else ()
 
 
 def _cut_short(check: Check, trial: Trial, context: RunContext) -> Exception:

@@ -417,6 +417,21 @@ def test_a_limit_of_requests_is_waited_for() -> None:
     assert app.refused == 0
 
 
+def test_a_server_that_was_away_is_warned_of() -> None:
+    """Its answers came in the end, so nothing else shows that it keeps going away."""
+    app = LimitedDouble(status=503)
+
+    async def asks(trial: Trial) -> None:
+        app.refused = 2
+        await trial.chat("Hello!")
+        app.refused = 1
+        await trial.stream(CHAT, trial.chat_body("Hello!"))
+
+    made = outcome(asks, app)
+    assert made.status is CheckStatus.WARNED
+    assert made.reason.endswith("with 503 and Retry-After: 3")
+
+
 @pytest.mark.parametrize("retry_after", ["3600", "0"])
 def test_a_limit_of_requests_is_not_blamed(retry_after: str) -> None:
     """Whether it lasts longer than is waited or is asked for again and again; the run goes on."""

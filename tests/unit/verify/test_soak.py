@@ -220,10 +220,11 @@ def test_a_restart_of_the_server_is_found() -> None:
 class Limiting(SoakedDouble):
     """Refuses some requests of the later hours, and says when to ask again."""
 
-    def __init__(self, refusals: int, retry_after: str) -> None:
+    def __init__(self, refusals: int, retry_after: str, status: int = 429) -> None:
         super().__init__()
         self._refusals = refusals
         self._retry_after = retry_after
+        self._status = status
 
     async def _chat(self, request: Request) -> Response:
         return self._refusal() or await super()._chat(request)
@@ -235,13 +236,20 @@ class Limiting(SoakedDouble):
         if not self.has_aged.is_set() or not self._refusals:
             return None
         self._refusals -= 1
-        return JSONResponse({}, 429, {"Retry-After": self._retry_after})
+        return JSONResponse({}, self._status, {"Retry-After": self._retry_after})
 
 
 def test_a_soak_waits_where_the_server_limits_requests() -> None:
     """A request that is let in later is answered, and is not an error."""
     made = soaked(Limiting(refusals=20, retry_after="0"))
     assert not_passed(made) == UNTOLD
+
+
+def test_a_soak_counts_how_often_the_server_was_away() -> None:
+    """Each request is answered later, and the check warns of how many were refused with 503."""
+    made = soaked(Limiting(refusals=7, retry_after="0", status=503))
+    assert not_passed(made) == {**UNTOLD, "soak.load": CheckStatus.WARNED}
+    assert values(made["soak.load"])["requests refused for now with 503"] == 7
 
 
 def test_what_is_not_let_in_before_its_deadline_is_an_error() -> None:

@@ -95,11 +95,12 @@ class Recovering(MortalDouble):
 
 
 def test_the_next_engine_may_take_its_time(tmp_path: Path) -> None:
-    """Where the check itself killed the one before, and no answer is lost."""
+    """Where the check itself killed the one before, and no answer is lost: that is a warning."""
     file = tmp_path / "dead"
     options = Options(kill_command=("touch", str(file)))
     (found,) = results(Recovering(file), DEATH, options=options).values()
-    assert found.status is CheckStatus.PASSED, found.reason
+    assert found.status is CheckStatus.WARNED, found.reason
+    assert found.reason.endswith("with 503 and Retry-After: 2")
 
 
 def test_an_engine_that_a_check_kills_is_not_blamed_on_the_server(tmp_path: Path) -> None:

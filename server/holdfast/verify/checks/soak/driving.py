@@ -19,6 +19,7 @@ from holdfast.verify.course import deaths_in, restarts_in
 from holdfast.verify.records import equal_to
 from holdfast.verify.target import NoAnswerError
 from holdfast.verify.trial import InconclusiveError, SkippedError, Trial, UnexpectedStatusError
+from holdfast.verify.waiting import UNAVAILABLE
 
 _MOST_ERRORS_IN_A_ROW = 50
 """More show nothing new; a server that refuses connections would be asked without end."""
@@ -158,6 +159,7 @@ def _note(trial: Trial, history: SoakHistory) -> None:
     for kind, count in sorted(history.asked.items()):
         trial.measure(kind, count)
     trial.measure("unexpected errors", history.errors, limit=equal_to(0))
+    trial.measure("requests refused for now with 503", trial.refusals[UNAVAILABLE])
     told = [facts for _, facts in history.told]
     if (restarts := restarts_in(told)) is not None:
         trial.measure("restarts of the server", restarts, limit=equal_to(0))
