@@ -1056,8 +1056,17 @@ def _reads_some_from_its_cache(event: Body) -> None:
 def _begins_without_a_count(event: Body) -> None:
     if usage := _usage_of(event, "message", "usage"):
         usage["input_tokens"] = 0
+
+
+def _never_counts(event: Body) -> None:
+    _begins_without_a_count(event)
     if event["type"] == "message_delta":
         del event["usage"]["input_tokens"]
+
+
+def _ends_without_a_count(event: Body) -> None:
+    if usage := _usage_of(event, "response", "usage"):
+        usage.update(input_tokens=0, total_tokens=usage["output_tokens"])
 
 
 @pytest.mark.parametrize(
@@ -1068,6 +1077,12 @@ def _begins_without_a_count(event: Body) -> None:
         (_begins_with_more_read, "wire.messages", "it counts 19 tokens read, and the same answer"),
         (_reads_some_from_its_cache, "", ""),
         (_begins_without_a_count, "", ""),
+        (
+            _never_counts,
+            "wire.messages",
+            "it counts no tokens read, and the same answer at once 12",
+        ),
+        (_ends_without_a_count, "wire.responses", "it counts no tokens read, and the same answer"),
     ],
 )
 def test_a_typed_stream_tells_what_the_answer_at_once_tells(

@@ -65,9 +65,14 @@ def require_same_input(
 ) -> None:
     """Blame a stream that counts other tokens read than the same answer at once.
 
-    A count of 0 says that it is not known yet. Some servers guess at first, and are warned of.
+    A count of 0 says that it is not known yet, so not all of them may be 0. Some servers guess at
+    first, and are warned of.
     """
-    known = [count for count in counted if count and wanted]
+    if not wanted:
+        return
+    known = [count for count in counted if count]
+    said = f"it counts no tokens read, and the same answer at once {wanted}"
+    trial.require(known, said, stream)
     for place, count in enumerate(known, 1):
         is_guess = place < len(known) and not trial.server.is_vllm
         note = trial.warn if is_guess else trial.blame
