@@ -1103,9 +1103,13 @@ def test_a_first_count_of_another_server_may_be_a_guess() -> None:
 class Erring(Edited):
     """Answers a request of one kind with an error, as a stream or at once, and with a status."""
 
-    def __init__(self, asked: Body, *, streams: bool, status: int = 200) -> None:
+    def __init__(
+        self, asked: Body, *, streams: bool, status: int = 200, breaks_off: bool = False
+    ) -> None:
         super().__init__()
         self._asked, self._streams, self._status = asked, streams, status
+        self._breaks_off = breaks_off
+        """Whether the error is the last event of a stream."""
 
     async def _completion(self, request: Request) -> Response:
         body = await request.json()
@@ -1117,7 +1121,7 @@ class Erring(Edited):
         if not isinstance(answer, StreamingResponse):
             return JSONResponse(error, self._status)
         parts = [part async for part in answer.body_iterator]
-        parts.insert(2, f"data: {json.dumps(error)}\n\n")
+        parts[2 : None if self._breaks_off else 2] = [f"data: {json.dumps(error)}\n\n"]
         return StreamingResponse(iter(parts), media_type=answer.media_type)
 
 
@@ -1132,6 +1136,8 @@ ONE_OF_EIGHT = {"prompt": "client 3 of 8"}
         (Erring({"n": 2}, streams=False), CHOICES, "choices is missing"),
         (Erring({"n": 2}, streams=True), CHOICES, "it is an error: {'message': 'overloaded'"),
         (Erring({"n": 2}, streams=False, status=503), CHOICES, "its status is 503"),
+        (Erring(ONE_OF_EIGHT, streams=True, breaks_off=True), OWN_ANSWERS, "it is an error"),
+        (Erring({"n": 2}, streams=True, breaks_off=True), CHOICES, "it is an error"),
     ],
 )
 def test_an_error_in_place_of_an_answer_is_a_fault(

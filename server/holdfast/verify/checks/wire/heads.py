@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from holdfast.verify.answers import constant_in, dig, dig_or, excerpt
+from holdfast.verify.answers import MalformedError, constant_in, dig, dig_or, excerpt, read_json
 from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import MODELS, Trial
@@ -42,10 +43,12 @@ async def judge_name(
 def has_no_error(trial: Trial, answer: Answer | StreamedAnswer) -> bool:
     """Blame an error that comes in place of an answer, or of a part of one, though with 200.
 
+    A stream may break off behind it.
+
     Raises:
-        MalformedError: the stream is broken.
+        MalformedError: the answer at once is not an object.
     """
-    documents = answer.documents if isinstance(answer, StreamedAnswer) else (answer.document,)
+    documents = _objects_in(answer) if isinstance(answer, StreamedAnswer) else [answer.document]
     errors = [one for one in documents if one.get("error")]
     said = f"it is an error: {excerpt(str(errors[0]['error']), _SHOWN)}" if errors else ""
     return trial.require(not errors, said, answer)
@@ -78,6 +81,15 @@ def require_same_input(
         note = trial.warn if is_guess else trial.blame
         if count != wanted:
             note(f"it counts {count} tokens read, and the same answer at once {wanted}", stream)
+
+
+def _objects_in(stream: StreamedAnswer) -> list[dict[str, Any]]:
+    """The events that are JSON objects, also of a stream that is broken elsewhere."""
+    found = []
+    for event in stream.frames.events:
+        with suppress(MalformedError):
+            found.append(read_json(event.data))
+    return [one for one in found if isinstance(one, dict)]
 
 
 async def _roots(trial: Trial) -> dict[str, str]:
