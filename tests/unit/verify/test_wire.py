@@ -976,6 +976,10 @@ class Renamed(Edited):
         return re.sub(rf'"model": ?"{MODEL}"', f'"model": "{self._answers_as}"', text)
 
 
+SNAPSHOTS = tuple(f"{MODEL}-{date}" for date in ("0613", "20250514", "2024-08-06"))
+OTHERS = tuple(f"{MODEL}-{version}" for version in ("1", "2-5", "-"))
+
+
 @pytest.mark.parametrize(
     ("answers_as", "roots", "status"),
     [
@@ -983,13 +987,18 @@ class Renamed(Edited):
         ("adapter", {MODEL: "/models/x", "adapter": "/adapters/y"}, CheckStatus.FAILED),
         (f"{MODEL}-2026-01-01", {MODEL: "/models/x"}, CheckStatus.WARNED),
         ("", {MODEL: "/models/x"}, CheckStatus.FAILED),
+        *((name, {MODEL: "", name: ""}, CheckStatus.WARNED) for name in SNAPSHOTS),
+        *((name, {MODEL: "", name: ""}, CheckStatus.FAILED) for name in OTHERS),
     ],
-    ids=("an alias", "another model", "a snapshot", "none"),
+    ids=("an alias", "another model", "a snapshot", "none", *SNAPSHOTS, *OTHERS),
 )
 def test_an_answer_names_its_model(
     answers_as: str, roots: dict[str, str], status: CheckStatus
 ) -> None:
-    """By any name that the server lists for it; what is not listed may be a snapshot."""
+    """By any name that the server lists for it; what is not listed may be a snapshot.
+
+    So may what is listed, where the server does not say what its names stand for.
+    """
     made = results(Renamed(answers_as, **roots), [*FORMS, *EVENTS, *TYPED])
     assert {one.status for one in made.values()} == {status}, made
     is_noted = status is not CheckStatus.PASSED

@@ -13,6 +13,8 @@ from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import MODELS, Trial
 
+_OF_A_SNAPSHOT = re.compile(r"-(?:\d{4}|\d{6}|\d{8}|\d{4}-\d\d-\d\d)")
+"""How the name of one goes on behind that of its model: gpt-4-0613, gpt-4o-2024-08-06."""
 _SHOWN = 160
 """Characters of an error, in a fault."""
 
@@ -32,7 +34,8 @@ async def judge_name(
         return
     roots = await _roots(trial)
     told = f"it names the model {named!r} and not {asked!r}"
-    is_snapshot = re.fullmatch(re.escape(asked) + r"-[\d-]+", named) and not roots.get(asked)
+    is_dated = named.startswith(asked) and _OF_A_SNAPSHOT.fullmatch(named, len(asked))
+    is_snapshot = is_dated and not roots.get(asked)
     is_alias = bool(roots.get(asked)) and roots.get(asked) == roots.get(named)
     if not named or (named in roots and not (is_alias or is_snapshot)):
         trial.blame(told, answer)
