@@ -148,7 +148,11 @@ class Ending(OpenAIDouble):
             CheckStatus.FAILED,
             "an answer without a call ends by function_call",
         ),
-        (Ending("length", calls=True, demanded=False), CheckStatus.WARNED, ""),
+        (
+            Ending("length", calls=True, demanded=False),
+            CheckStatus.WARNED,
+            "an answer with calls that nothing cut ends by length",
+        ),
         (
             Ending("content_filter", calls=True, demanded=True),
             CheckStatus.FAILED,
@@ -165,8 +169,9 @@ def test_an_answer_ends_by_a_reason_that_fits_its_calls(
     """At once and as a stream: clients run functions, or do not, by what the reason says."""
     (made,) = results(app, FORM).values()
     assert made.status is status, made.reason
-    assert {one.what for one in made.faults} == ({said} if said else set())
-    asked = [one.request.body or {} for one in made.faults if one.request]
+    noted = [*made.faults, *made.warnings]
+    assert {one.what for one in noted} == ({said} if said else set())
+    asked = [one.request.body or {} for one in noted if one.request]
     ways = {body.get("stream", False) for body in asked}
     assert ways == ({False, True} if said else set())
 

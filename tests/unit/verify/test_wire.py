@@ -711,6 +711,12 @@ def _tell_in_completions(**fields: object) -> Callable[[Body], object]:
     )
 
 
+def _first_as_id(told: Body) -> None:
+    """Spell one token of a completion as vLLM spells all or none, and the others wrong."""
+    if "tokens" in told:
+        told["tokens"] = ["token_id:1", *["WRONG"] * (len(told["tokens"]) - 1)]
+
+
 OTHER = {"token": "WRONG", "bytes": [1]}
 LESS, MORE = {"token": "x", "logprob": -2.0}, {"token": "y", "logprob": -0.5}
 
@@ -729,10 +735,15 @@ LESS, MORE = {"token": "x", "logprob": -2.0}, {"token": "y", "logprob": -0.5}
             "at position 0, a log-probability of the most likely tokens is not a finite number",
         ),
         (_tell_in_chats(logprob=-0.001), "at position 0, the greedy token has -0.001, and the"),
+        (
+            _tell_in_chats(logprob=-0.001, top_logprobs=[MORE]),
+            "at position 0, the greedy token has -0.001, and the likeliest one -0.5",
+        ),
         (_tell_in_completions(tokens="WRONG"), "its tokens do not spell the answer, but 'WRONG"),
         (_tell_in_completions(tokens=1), "[0] is int and not str"),
         (_tell_in_completions(token_logprobs=-0.001), "at position 0, the greedy token has -0.001"),
         (_tell_in_completions(top_logprobs={}), "at position 0, no most likely tokens are listed"),
+        (_first_as_id, "its tokens do not spell the answer, but 'token_id:1WRONG"),
         (lambda told: told.update(tokens=[]), "logprobs has 0 tokens, 8 token_logprobs and 8"),
         (lambda told: told.pop("tokens", None), "tokens is missing"),
     ],
@@ -1113,12 +1124,20 @@ class Erring(Edited):
     """Answers a request of one kind with an error, as a stream or at once, and with a status."""
 
     def __init__(
-        self, asked: Body, *, streams: bool, status: int = 200, breaks_off: bool = False
+        self,
+        asked: Body,
+        *,
+        streams: bool,
+        status: int = 200,
+        breaks_off: bool = False,
+        has_choices: bool = False,
     ) -> None:
         super().__init__()
         self._asked, self._streams, self._status = asked, streams, status
         self._breaks_off = breaks_off
         """Whether the error is the last event of a stream."""
+        self._beside: Body = {"choices": []} if has_choices else {}
+        """What else the document of the error has."""
 
     async def _completion(self, request: Request) -> Response:
         body = await request.json()
@@ -1126,7 +1145,7 @@ class Erring(Edited):
         is_meant = self._asked.items() <= body.items()
         if not is_meant or bool(body.get("stream")) is not self._streams:
             return answer
-        error = {"error": {"message": "overloaded", "type": "x"}}
+        error = {"error": {"message": "overloaded", "type": "x"}, **self._beside}
         if not isinstance(answer, StreamingResponse):
             return JSONResponse(error, self._status)
         parts = [part async for part in answer.body_iterator]
@@ -1147,6 +1166,8 @@ ONE_OF_EIGHT = {"prompt": "client 3 of 8"}
         (Erring({"n": 2}, streams=False, status=503), CHOICES, "its status is 503"),
         (Erring(ONE_OF_EIGHT, streams=True, breaks_off=True), OWN_ANSWERS, "it is an error"),
         (Erring({"n": 2}, streams=True, breaks_off=True), CHOICES, "it is an error"),
+        (Erring({"n": 2}, streams=True, has_choices=True), CHOICES, "it is an error"),
+        (Erring({"logprobs": 2}, streams=False), LOGPROBS, "it is an error"),
     ],
 )
 def test_an_error_in_place_of_an_answer_is_a_fault(
