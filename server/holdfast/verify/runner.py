@@ -59,10 +59,15 @@ async def run(checks: Sequence[Check], context: RunContext, view: View) -> tuple
     for check in checks:
         view.begun(check)
         made = _not_made(check, context, obstacle) or await _made(check, context)
-        result = redacted(_as_asked(check, made, context.options), context.target.secrets)
+        made = _as_asked(check, made, context.options)
+        if not obstacle and await _is_lost_after(made, context):
+            made = _with_loss(made)
+            obstacle = f"the server stopped answering after {check.full_name}"
+        if context.interrupted.is_set():
+            obstacle = obstacle or INTERRUPTED
+        result = redacted(made, context.target.secrets)
         view.ended(result)
         results.append(result)
-        obstacle = obstacle or await _obstacle_after(result, context)
     return tuple(results)
 
 
@@ -193,17 +198,20 @@ def _judged(noted: CheckResult, error: BaseException | None) -> CheckResult:
     return noted
 
 
-async def _obstacle_after(result: CheckResult, context: RunContext) -> str:
-    """Why no check can be made after this one; empty if nothing stands in the way."""
-    is_lost = False
-    if result.status in (CheckStatus.FAILED, CheckStatus.INCONCLUSIVE):
-        answering = is_answering(context.target, context.server)
-        is_lost = not await unless(context.interrupted, answering)
-    if context.interrupted.is_set():
-        return INTERRUPTED
-    if is_lost:
-        return f"the server stopped answering after {result.group}.{result.name}"
-    return ""
+async def _is_lost_after(made: CheckResult, context: RunContext) -> bool:
+    """Whether the server answers nothing any more; False if the user wants no answer."""
+    if made.status not in (CheckStatus.FAILED, CheckStatus.INCONCLUSIVE):
+        return False
+    answers = await unless(context.interrupted, is_answering(context.target, context.server))
+    return not answers and not context.interrupted.is_set()
+
+
+def _with_loss(made: CheckResult) -> CheckResult:
+    """The result, failed: a check that ended without a verdict is the last that the server met."""
+    if made.status is CheckStatus.FAILED:
+        return made
+    fault = fault_of(f"the server stopped answering; before that, {made.reason}")
+    return replace(made, status=CheckStatus.FAILED, faults=(*made.faults, fault), reason=fault.what)
 
 
 def _result(check: Check, status: CheckStatus) -> CheckResult:
