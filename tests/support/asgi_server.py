@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,62 @@ from holdfast.api.request_log import RequestLog
 from holdfast.remote_server import server_verification
 from keep_alive import NO_KEEP_ALIVE
 
+logger = logging.getLogger(__name__)
+
 DEADLINE_SECONDS = 60
+_POLL_SECONDS = 0.005
+
+
+class PromptServer(uvicorn.Server):
+    """uvicorn's server, but it ends once it is told to, and once its requests have ended.
+
+    uvicorn looks for either every 0.1 s, which adds up over the servers of all tests.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._is_told_to_end = asyncio.Event()
+        super().__init__(config)
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether it has been told to end, which a signal or another thread may also do."""
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        self._should_exit = value
+        if value:
+            self._loop.call_soon_threadsafe(self._is_told_to_end.set)
+
+    async def main_loop(self) -> None:
+        """Serve until it is told to end."""
+        if not await self.on_tick(0):
+            await self._is_told_to_end.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End as uvicorn does, without its fixed waits."""
+        for server in self.servers:
+            server.close()
+        for sock in sockets or ():
+            sock.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                await self._until_no_requests()
+        except TimeoutError:
+            logger.warning("requests go on beyond the grace of the server: they are cancelled")
+            for task in self.server_state.tasks:
+                task.cancel()
+        await self.lifespan.shutdown()
+
+    async def _until_no_requests(self) -> None:
+        state = self.server_state
+        while state.connections or state.tasks:  # noqa: ASYNC110 - uvicorn tells nobody
+            await asyncio.sleep(_POLL_SECONDS)
+        for server in self.servers:
+            await server.wait_closed()
 
 
 @asynccontextmanager
@@ -36,7 +92,7 @@ async def serving(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
             ws="websockets-sansio",
             timeout_graceful_shutdown=5,
         )
-        server = uvicorn.Server(config)
+        server = PromptServer(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         base_url = f"http://127.0.0.1:{port}"
         try:
