@@ -35,6 +35,7 @@ from double_model import (
 from double_tools import deltas, finish_reason, parse
 from double_typed import framed, message_events, message_of, response_events, response_of
 from holdfast.configuration_record import Configuration, ModelFile
+from holdfast.verify.checks.wire.leaving import LONG_PROMPT
 
 Body = dict[str, Any]
 
@@ -42,6 +43,8 @@ MODEL = "double"
 DERENDER = "/v1/chat/completions/derender"
 MAX_BODY_BYTES = 1024 * 1024
 _EVENT_STREAM = "text/event-stream"
+_PACED_TOKENS = 32
+"""What `wire.incremental` asks for in a stream; `wire.client_leaves` has a prompt of its own."""
 
 
 class OpenAIDouble(Starlette):
@@ -74,7 +77,7 @@ class OpenAIDouble(Starlette):
         self.gauges: tuple[str, ...] = ("vllm:num_requests_running", "vllm:num_requests_waiting")
         """The names of what `/metrics` counts: requests that run, and those that wait."""
         self.token_seconds = 0.002
-        """How long a stream takes for a token."""
+        """How long a stream takes for a token, where a check looks at the times of its events."""
         self.generation = 1
         self.owner = "tests"
         """Of the model, in the list of models."""
@@ -302,11 +305,10 @@ class OpenAIDouble(Starlette):
             "model": MODEL,
         }
         if body.get("stream"):
+            parts = self._parts(head, generated, usage, body, is_chat=is_chat)
+            is_paced = LONG_PROMPT in text or body.get("max_tokens") == _PACED_TOKENS
             return StreamingResponse(
-                self._events(
-                    self._parts(head, generated, usage, body, is_chat=is_chat), is_chat=is_chat
-                ),
-                media_type=_EVENT_STREAM,
+                self._events(parts, is_chat=is_chat, is_paced=is_paced), media_type=_EVENT_STREAM
             )
         if self.defect == "completions that call themselves chats":
             head["object"] = "chat.completion"
@@ -469,7 +471,9 @@ class OpenAIDouble(Starlette):
         if self.defect == "text behind the finish reason":
             yield part("more")
 
-    async def _events(self, parts: Iterator[Body], *, is_chat: bool) -> AsyncIterator[bytes]:
+    async def _events(
+        self, parts: Iterator[Body], *, is_chat: bool, is_paced: bool
+    ) -> AsyncIterator[bytes]:
         firsts = {"all events at the end": 0, "all events but the first at the end": 1}
         if is_chat:
             firsts["all events of a chat at the end"] = 0
@@ -484,7 +488,8 @@ class OpenAIDouble(Starlette):
                     held += event
                 else:
                     yield event
-                await asyncio.sleep(self.token_seconds)  # as if the next token had to be computed
+                # As if the next token had to be computed.
+                await asyncio.sleep(self.token_seconds if is_paced else 0)
             yield held + (b"" if self.defect == "no [DONE]" else b"data: [DONE]\n\n")
             is_whole = True
         finally:

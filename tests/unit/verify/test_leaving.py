@@ -78,11 +78,11 @@ class Lingering(Completing):
     """Until a stream begins."""
     _abandoned = 0
 
-    async def _events(self, parts: Iterator[Body], *, is_chat: bool) -> AsyncIterator[bytes]:
+    async def _events(self, parts: Iterator[Body], **options: bool) -> AsyncIterator[bytes]:
         await asyncio.sleep(self.first_seconds)
         is_whole = False
         try:
-            async for event in super()._events(parts, is_chat=is_chat):
+            async for event in super()._events(parts, **options):
                 yield event
             is_whole = True
         finally:
@@ -184,10 +184,10 @@ class Queueing(Completing):
         super().__init__(defect)
         self.token_seconds = TOKEN_SECONDS / 3
 
-    async def _events(self, parts: Iterator[Body], *, is_chat: bool) -> AsyncIterator[bytes]:
+    async def _events(self, parts: Iterator[Body], **options: bool) -> AsyncIterator[bytes]:
         while self._running:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
-        async for event in super()._events(parts, is_chat=is_chat):
+        async for event in super()._events(parts, **options):
             yield event
 
 

@@ -177,8 +177,8 @@ def test_the_gateways_checks_are_made(defect: Defect, status: CheckStatus) -> No
 class Tight(OpenAIDouble):
     """Leaves out the space behind the colon, as the standard allows."""
 
-    async def _events(self, parts: Iterator[Body], *, is_chat: bool) -> AsyncIterator[bytes]:
-        async for event in super()._events(parts, is_chat=is_chat):
+    async def _events(self, parts: Iterator[Body], **options: bool) -> AsyncIterator[bytes]:
+        async for event in super()._events(parts, **options):
             yield event.replace(b"data: ", b"data:")
 
 
@@ -207,8 +207,8 @@ class Hollow(Tight):
         super().__init__()
         self._line = line
 
-    async def _events(self, parts: Iterator[Body], *, is_chat: bool) -> AsyncIterator[bytes]:
-        async for _ in super()._events(parts, is_chat=is_chat):
+    async def _events(self, parts: Iterator[Body], **options: bool) -> AsyncIterator[bytes]:
+        async for _ in super()._events(parts, **options):
             pass
         yield self._line
 

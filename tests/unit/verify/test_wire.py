@@ -328,9 +328,9 @@ class Hasty(OpenAIDouble):
         super().__init__()
         self._hasty = hasty
 
-    async def _events(self, parts: Iterator[Body], *, is_chat: bool) -> AsyncIterator[bytes]:
+    async def _events(self, parts: Iterator[Body], **options: bool) -> AsyncIterator[bytes]:
         self._hasty -= 1
-        events = super()._events(parts, is_chat=is_chat)
+        events = super()._events(parts, **options)
         if self._hasty < 0:
             async for event in events:
                 yield event
