@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -127,13 +128,13 @@ class ScoringDouble(OpenAIDouble):
 
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request)
+        if body.get("stream"):
+            raise HTTPException(400, "it writes no streams")
         text = str(body["messages"][-1]["content"])
         found = re.search(r"secret number of the harbour master is (\d+)", text)
         if found and self.peculiarity == "needles lost in the middle":
             middle = 0.3 < found.start() / len(text) < 0.7
             found = None if middle and len(text) > 1000 else found
-        answer = self._answer(body, text, is_chat=True)
-        assert isinstance(answer, JSONResponse)
         message = {"role": "assistant", "content": found.group(1) if found else "Who knows?"}
         space = " " if self.peculiarity == "a template changed by a space" else ""
         ids = _ids_of(f"<user>{space}{text}<assistant>")
