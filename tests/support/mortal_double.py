@@ -35,18 +35,19 @@ class MortalDouble(OpenAIDouble):
         if body.get("max_tokens") == ANSWER_TOKENS:
             self._long_answers += 1
             if self._long_answers > _CALM_ANSWERS:
-                await self._die()
+                await self._die(request)
                 if self.defect == "answers lost with the engine":
                     raise HTTPException(500, "EngineDeadError")
                 if self.defect == "answers that change with the engine":
                     return self._answer(body, f"{body['prompt']}!", is_chat=False)
         return await super()._completion(request)
 
-    async def _die(self) -> None:
-        """Wait for the file, with as many others as ask."""
+    async def _die(self, request: Request) -> None:
+        """Wait for the file while the client does, with as many others as ask."""
         self._running += 1
         async with asyncio.timeout(_DEADLINE_SECONDS):
-            while not self._file.exists():  # noqa: ASYNC110 - a file has no event
+            # A file has no event, and nor has a client.
+            while not (self._file.exists() or await request.is_disconnected()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         self._running -= 1
         self._notice_death()
