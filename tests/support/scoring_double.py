@@ -47,6 +47,8 @@ _ALL_SHIFTED_FROM = {
 _BATCH_REQUESTS = 4
 _BATCH_SECONDS = 0.1
 """For the others to come, where it matters."""
+_ALONE_SECONDS = 0.02
+"""For the first of them: some of a full batch may miss the others, and most will not."""
 _WIDE = 12
 _SHORT_TOKENS = 4
 _BIASED = "biased first tokens of short prompts"
@@ -295,7 +297,9 @@ class ScoringDouble(OpenAIDouble):
             return self._decode(replace(context, is_adapted=True), answer) if is_beside else row
         if self.peculiarity != "two rows of a batch swapped":
             return row
-        await asyncio.sleep(_BATCH_SECONDS)
+        await asyncio.sleep(_ALONE_SECONDS)
+        if len(self._asking) > 1:
+            await asyncio.sleep(_BATCH_SECONDS - _ALONE_SECONDS)
         others = [one for one in self._asking if one.ids != context.ids]
         is_full = len(self._asking) >= _BATCH_REQUESTS
         return self._decode(others[0]) if others and is_full else row
