@@ -23,8 +23,15 @@ from verified import results
 LEAVES = [check for check in wire.CHECKS if check.name == "client_leaves"]
 MAKES = ("Holdfast", "vLLM")
 WRITTEN: Defect = "streams that are written to their end without their client"
+FEW_TIMED_TOKENS = (16, 32)
 TOKEN_SECONDS = 0.012
 """Then the 256 tokens that half of the double's context has room for take three seconds."""
+
+
+@pytest.fixture
+def _few_timed_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests in which a wrong estimate of the time of an answer is harmless."""
+    monkeypatch.setattr(leaving, "_TIMED_TOKENS", FEW_TIMED_TOKENS)
 
 
 class Completing(OpenAIDouble):
@@ -55,6 +62,7 @@ class Accelerating(Completing):
         return answer
 
 
+@pytest.mark.usefixtures("_few_timed_tokens")
 @pytest.mark.parametrize(
     "app", [Accelerating(WRITTEN), Accelerating(WRITTEN).owned_by("vllm")], ids=MAKES
 )
@@ -95,6 +103,7 @@ class Lingering(Completing):
         self._running -= 1
 
 
+@pytest.mark.usefixtures("_few_timed_tokens")
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_a_step_of_the_engine_may_take_long(
     *, is_slow: bool, monkeypatch: pytest.MonkeyPatch
@@ -129,6 +138,7 @@ class Visited(Completing):
         self._running -= 1
 
 
+@pytest.mark.usefixtures("_few_timed_tokens")
 @pytest.mark.parametrize("is_lasting", [True, False])
 def test_another_clients_request_is_not_blamed(
     *, is_lasting: bool, monkeypatch: pytest.MonkeyPatch
@@ -147,6 +157,7 @@ class NeverFreeing(Lingering):
     lingering_seconds = 3600.0
 
 
+@pytest.mark.usefixtures("_few_timed_tokens")
 @pytest.mark.parametrize("lingering_each", [1, 4])
 def test_requests_that_never_end_are_blamed(
     lingering_each: int, monkeypatch: pytest.MonkeyPatch
@@ -191,6 +202,7 @@ class Queueing(Completing):
             yield event
 
 
+@pytest.mark.usefixtures("_few_timed_tokens")
 @pytest.mark.parametrize(
     ("app", "limit_seconds"),
     [(Queueing(WRITTEN), 0.3), (Completing(WRITTEN).owned_by("vllm"), 1.5)],
@@ -261,6 +273,8 @@ def test_a_gauge_that_keeps_its_value_is_refreshed(
     monkeypatch.setattr(leaving, "_REFRESHED_FROM_SECONDS", 0.6)
     monkeypatch.setattr(leaving, "_REFRESHED_EACH_SECONDS", 0.3)
     monkeypatch.setattr(leaving, "_TELLING_OTHERS_SECONDS", 1.0)
+    if status is CheckStatus.PASSED:
+        monkeypatch.setattr(leaving, "_TIMED_TOKENS", FEW_TIMED_TOKENS)
     made = left(app)
     assert made.status is status, made.reason
 
@@ -283,6 +297,7 @@ class Unsized(Completing):
         return await super()._completion(request)
 
 
+@pytest.mark.usefixtures("_few_timed_tokens")
 @pytest.mark.parametrize("owner", ["vllm", "sglang", "openai"])
 def test_a_context_that_is_not_told_may_be_small(owner: str) -> None:
     """A router in front of vLLM does not tell it."""

@@ -13,6 +13,7 @@ from double_defects import Defect
 from holdfast.verify import packages
 from holdfast.verify.baseline import Baseline
 from holdfast.verify.checks import ALL, oracle
+from holdfast.verify.checks.wire import leaving
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus
 from scoring_faults import Peculiarity
@@ -126,6 +127,12 @@ PLANTED = {
     ),
 }
 NOT_ASKED_FOR = dict.fromkeys(("skill.own_tasks", "skill.lm_eval"), CheckStatus.SKIPPED)
+
+
+@pytest.fixture(autouse=True)
+def _few_timed_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fault is in how long an answer takes that clients leave."""
+    monkeypatch.setattr(leaving, "_TIMED_TOKENS", (16, 32))
 
 
 @cache

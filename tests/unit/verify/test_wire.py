@@ -122,6 +122,7 @@ def test_a_defect_is_found_by_its_check(defect: Defect, monkeypatch: pytest.Monk
     """No other one fails; those that need what is broken are inconclusive."""
     monkeypatch.setattr(leaving, "_FREED_SECONDS", 0.5)
     monkeypatch.setattr(leaving, "_TIMED_TOKENS", (16, 32))
+    monkeypatch.setattr(leaving, "_SETTLED_SECONDS", 0.5)
     made = results(OpenAIDouble(defect), OWN)
     failed = {name for name, status in not_passed(made).items() if status is CheckStatus.FAILED}
     assert failed == {f"wire.{FOUND_BY[defect]}"}
@@ -212,6 +213,7 @@ def test_requests_of_others_are_not_blamed(
 ) -> None:
     """Only what runs besides them can be what clients left."""
     monkeypatch.setattr(leaving, "_FREED_SECONDS", 0.5)
+    monkeypatch.setattr(leaving, "_SETTLED_SECONDS", 0.5)
     (made,) = results(app, LEAVES).values()
     assert made.status is status, made.reason
 
@@ -241,6 +243,7 @@ def test_requests_are_counted_on_other_servers(
 ) -> None:
     """By what their metrics tell of requests that run and wait."""
     monkeypatch.setattr(leaving, "_GAUGED_SECONDS", 0.5)
+    monkeypatch.setattr(leaving, "_SETTLED_SECONDS", 0.5)
     app = Shared(others, later, defect).without("/statusz")
     app.gauges, app.token_seconds = gauges, 0.01
     (made,) = results(app, LEAVES).values()
@@ -315,6 +318,7 @@ def test_a_count_that_is_not_told_is_asked_for_again(
 ) -> None:
     """The server reports it at other times, so the check may not say that it does not."""
     monkeypatch.setattr(leaving, "_GAUGED_SECONDS", 0.7)
+    monkeypatch.setattr(leaving, "_SETTLED_SECONDS", 0.5)
     app.without("/statusz", "/v1/chat/completions")
     (made,) = results(app, LEAVES).values()
     assert made.status is status, made.reason
