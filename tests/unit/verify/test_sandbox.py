@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -47,15 +48,21 @@ def test_a_program_that_is_right_passes(program: str) -> None:
         "import os\nos.kill(os.getpid(), 9)",
         "def broken(:",
         "'''never closed",
-        "while True: pass",
         "x = bytearray(2**33)",
         "import nothing_of_the_kind",
     ],
 )
 def test_a_program_that_is_wrong_does_not(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor one that ends itself before the last line, or never."""
+    """Nor one that ends itself before the last line."""
     monkeypatch.setattr(sandbox, "_DEADLINE_SECONDS", 20.0)
     assert not passes(program)
+
+
+def test_a_program_that_computes_without_an_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the limit of its own, which is before the deadline."""
+    monkeypatch.setattr(sandbox, "_CPU_SECONDS", 1)
+    ended, _ = asyncio.run(sandbox._run("while True: pass"))
+    assert ended == -signal.SIGKILL & 0xFF
 
 
 @pytest.mark.parametrize(
@@ -131,7 +138,7 @@ def test_nothing_outlives_a_program() -> None:
 
 def test_a_program_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its children, at the deadline."""
-    monkeypatch.setattr(sandbox, "_DEADLINE_SECONDS", 10.0)
+    monkeypatch.setattr(sandbox, "_DEADLINE_SECONDS", 3.0)
     has_passed, found = watched("import os, time\nos.fork()\ntime.sleep(3600)")
     assert not has_passed
     assert len(found) >= 4

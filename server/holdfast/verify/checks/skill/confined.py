@@ -2,8 +2,9 @@
 
 It is a program of its own, in the standard library alone, because it gives up what it has: it
 makes Linux namespaces in which there is no network, no other process and no file but Python's own,
-read-only, and a `/tmp` of 16 MiB in memory. It reads the program from standard input, and ends with
-its exit code, or with `UNAVAILABLE` and the reason on standard error if Linux refuses a namespace.
+read-only, and a `/tmp` of 16 MiB in memory. Its argument is how many seconds of the processor the
+program may take. It reads the program from standard input, and ends with its exit code, or with
+`UNAVAILABLE` and the reason on standard error if Linux refuses a namespace.
 A user without privileges may do all this; some containers and distributions forbid it.
 https://man7.org/linux/man-pages/man7/user_namespaces.7.html
 """
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import NoReturn
 
 UNAVAILABLE = 251
-CPU_SECONDS = 10
 _MEMORY_BYTES = 512 * 1024 * 1024
 _FILE_BYTES = 8 * 1024 * 1024
 _PROCESSES = 8
@@ -55,7 +55,7 @@ def main() -> None:
         _change_root()
         _write(_PROGRAM, program)
         _wait_if_parent()  # with the first process of a namespace all others end
-        _limit()
+        _limit(int(sys.argv[1]))
     except (OSError, KeyError) as error:
         os.write(2, f"{error}\n".encode())
         os._exit(UNAVAILABLE)
@@ -142,13 +142,13 @@ def _change_root() -> None:
     os.chdir(_TMP)
 
 
-def _limit() -> None:
+def _limit(cpu_seconds: int) -> None:
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
     for kind, most in (
-        (resource.RLIMIT_CPU, CPU_SECONDS),
+        (resource.RLIMIT_CPU, cpu_seconds),
         (resource.RLIMIT_AS, _MEMORY_BYTES),
         (resource.RLIMIT_FSIZE, _FILE_BYTES),
         (resource.RLIMIT_NPROC, _PROCESSES),
