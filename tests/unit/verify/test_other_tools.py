@@ -44,6 +44,9 @@ def need(module: str) -> None:
 class Endless(OpenAIDouble):
     """Never ends a stream, and never stops to send."""
 
+    has_begun = False
+    """Whether it sends one."""
+
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request)
         if not body.get("stream"):
@@ -52,6 +55,7 @@ class Endless(OpenAIDouble):
 
     async def _drops(self) -> AsyncIterator[bytes]:
         while True:
+            self.has_begun = True
             yield b": still here\n\n"
             await asyncio.sleep(0.05)
 
@@ -76,9 +80,11 @@ def test_a_stream_without_an_end_does_not_outlast_the_check(
     """It ends at its deadline, and no process is left that reads on."""
     need(module)
     others = set(psutil.Process().children(recursive=True))
-    (made,) = results(Endless(), [replace(checks[0], deadline_seconds=15.0)]).values()
+    app = Endless()
+    (made,) = results(app, [replace(checks[0], deadline_seconds=5.0)]).values()
     assert made.status is CheckStatus.INCONCLUSIVE
-    assert "it took more than 15 s" in made.reason
+    assert "it took more than 5 s" in made.reason
+    assert app.has_begun
     assert {*psutil.Process().children(recursive=True)} <= others
 
 
