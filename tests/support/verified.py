@@ -31,6 +31,7 @@ from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.survey import survey
 from holdfast.verify.target import PATIENT_SECONDS, REQUEST_SECONDS, Target
 from openai_double import OpenAIDouble
+from standstills import run_timed
 
 DEADLINE_SECONDS = 120
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
@@ -40,6 +41,8 @@ OF_THE_MODEL = ("chat", "tools", "skill")
 BEYOND_RANDOM_WEIGHTS = (*OF_THE_MODEL, "self.needles", "wire.provider_check")
 """How the names of checks begin that random weights cannot pass."""
 
+_OF_TIMES = ("client_leaves", "incremental")
+"""The checks that judge when something comes."""
 BEYOND_TRAINED_WEIGHTS: Mapping[str, CheckStatus] = MappingProxyType(
     {
         "tools.probe": CheckStatus.WARNED,
@@ -199,7 +202,8 @@ def results(
             made, _ = await _judged(target, checks, profile, options, interruption)
         return made
 
-    return asyncio.run(judged())
+    is_timed = any(check.name in _OF_TIMES for check in checks)
+    return run_timed(app, judged) if is_timed else asyncio.run(judged())
 
 
 def results_at(

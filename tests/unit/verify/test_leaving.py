@@ -18,6 +18,7 @@ from holdfast.verify.checks import wire
 from holdfast.verify.checks.wire import leaving
 from holdfast.verify.records import CheckResult, CheckStatus
 from openai_double import Body, OpenAIDouble
+from standstills import run_timed
 from verified import results
 
 LEAVES = [check for check in wire.CHECKS if check.name == "client_leaves"]
@@ -304,3 +305,19 @@ def test_a_context_that_is_not_told_may_be_small(owner: str) -> None:
     app = Unsized()
     app.owned_by(owner)
     assert left(app).status is CheckStatus.PASSED
+
+
+def test_times_are_judged_again_after_a_standstill() -> None:
+    """Of the machine or of this process; the server then knows nothing of the first time."""
+    app, seen = Completing(), []
+
+    async def judge() -> int:
+        app.streams += 1
+        seen.append(app.streams)
+        if len(seen) == 1:
+            time.sleep(0.5)  # noqa: ASYNC251 - the loop is to stand still
+        await asyncio.sleep(0)
+        return len(seen)
+
+    assert run_timed(app, judge) == 2
+    assert seen == [1, 1]

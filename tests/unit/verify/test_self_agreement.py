@@ -192,7 +192,7 @@ def test_long_prompts_in_the_cache_have_the_noise_of_long_contexts(
     peculiarity: Peculiarity, found: dict[str, CheckStatus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it keeps no short ones; a fault of the cache is not taken for their noise."""
-    monkeypatch.setattr(self_agreement.contexts, "_HITS_SECONDS", 0.2)
+    monkeypatch.setattr(self_agreement.contexts, "_HITS_SECONDS", 1.0)
     only = [check for check in self_agreement.CHECKS if check.name in ("prefix", "chunked")]
     made = results(GrainyDouble(peculiarity, max_tokens=2600), only, "quick")
     assert not_passed(made) == found, made

@@ -95,7 +95,8 @@ def test_the_prefix_cache_is_looked_at_where_there_is_one(
     trait: Peculiarity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In each look; without one, the decodes of each look are judged all the same."""
-    monkeypatch.setattr(contexts, "_HITS_SECONDS", 0.2)
+    if trait:
+        monkeypatch.setattr(contexts, "_HITS_SECONDS", 0.2)
     app = SoakedDouble(tells_scores=True)
     app.peculiarity = trait
     made = soaked(app)
@@ -114,7 +115,7 @@ def test_long_prompts_in_the_cache_may_have_the_noise_of_long_contexts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The noise of short ones would limit them too strictly."""
-    monkeypatch.setattr(contexts, "_HITS_SECONDS", 0.2)
+    monkeypatch.setattr(contexts, "_HITS_SECONDS", 1.0)
     for module in ("openai_double", "double_model"):
         monkeypatch.setattr(f"{module}.MAX_MODEL_LEN", 1600)
     made = soaked(GrainySoaked(tells_scores=True))
