@@ -36,6 +36,7 @@ from double_tools import deltas, finish_reason, parse
 from double_typed import framed, message_events, message_of, response_events, response_of
 from holdfast.configuration_record import Configuration, ModelFile
 from holdfast.verify.checks.wire.leaving import LONG_PROMPT
+from holdfast.verify.checks.wire.streams import PACED_TOKENS
 
 Body = dict[str, Any]
 
@@ -43,8 +44,6 @@ MODEL = "double"
 DERENDER = "/v1/chat/completions/derender"
 MAX_BODY_BYTES = 1024 * 1024
 _EVENT_STREAM = "text/event-stream"
-_PACED_TOKENS = 32
-"""What `wire.incremental` asks for in a stream; `wire.client_leaves` has a prompt of its own."""
 
 
 class OpenAIDouble(Starlette):
@@ -306,7 +305,7 @@ class OpenAIDouble(Starlette):
         }
         if body.get("stream"):
             parts = self._parts(head, generated, usage, body, is_chat=is_chat)
-            is_paced = LONG_PROMPT in text or body.get("max_tokens") == _PACED_TOKENS
+            is_paced = LONG_PROMPT in text or body.get("max_tokens") == PACED_TOKENS
             return StreamingResponse(
                 self._events(parts, is_chat=is_chat, is_paced=is_paced), media_type=_EVENT_STREAM
             )

@@ -17,17 +17,24 @@ _PLAIN = (int, float, str, dict, list, set)
 Made = TypeVar("Made")
 
 
-def run_timed(app: object, work: Callable[[], Coroutine[Any, Any, Made]]) -> Made:
+def run_timed(
+    app: object,
+    work: Callable[[], Coroutine[Any, Any, Made]],
+    is_doubtful: Callable[[Made], bool],
+) -> Made:
     """Run the work, which is to judge the times of `app`, in a loop that answers all the time.
 
-    Where the machine or the process has had the loop wait, `app` gets back what it counted and kept
-    before, and the work is repeated, which is done twice at most.
+    Where the machine or the process has had the loop wait, and the result is doubtful then, `app`
+    gets back what it counted and kept before, and the work is repeated, which is done twice at
+    most.
     """
-    before = _plain(app)
+    names, before = frozenset(vars(app)), _plain(app)
     for _ in range(_TIMES - 1):
         made, longest_seconds = asyncio.run(_with_longest_standstill(work()))
-        if longest_seconds < _TELLING_SECONDS:
+        if longest_seconds < _TELLING_SECONDS or not is_doubtful(made):
             return made
+        for name in vars(app).keys() - names:
+            delattr(app, name)
         vars(app).update(before)
         before = _plain(app)
     return asyncio.run(work())

@@ -194,16 +194,19 @@ def results(
     interrupted: asyncio.Event | None = None,
 ) -> dict[str, CheckResult]:
     """What comes of some checks against a server, by their full names; in this process."""
-    interruption = interrupted or asyncio.Event()
 
     async def judged() -> dict[str, CheckResult]:
         async with serving(app) as client:
             target = Target(str(client.base_url), app.api_key, app.admin_key)
-            made, _ = await _judged(target, checks, profile, options, interruption)
+            made, _ = await _judged(target, checks, profile, options, interrupted)
         return made
 
-    is_timed = any(check.name in _OF_TIMES for check in checks)
-    return run_timed(app, judged) if is_timed else asyncio.run(judged())
+    timed = [check.full_name for check in checks if check.name in _OF_TIMES]
+
+    def is_doubtful(made: Mapping[str, CheckResult]) -> bool:
+        return not not_passed(made).keys().isdisjoint(timed)
+
+    return run_timed(app, judged, is_doubtful) if timed else asyncio.run(judged())
 
 
 def results_at(

@@ -18,7 +18,6 @@ from holdfast.verify.checks import wire
 from holdfast.verify.checks.wire import leaving
 from holdfast.verify.records import CheckResult, CheckStatus
 from openai_double import Body, OpenAIDouble
-from standstills import run_timed
 from verified import results
 
 LEAVES = [check for check in wire.CHECKS if check.name == "client_leaves"]
@@ -307,17 +306,28 @@ def test_a_context_that_is_not_told_may_be_small(owner: str) -> None:
     assert left(app).status is CheckStatus.PASSED
 
 
-def test_times_are_judged_again_after_a_standstill() -> None:
-    """Of the machine or of this process; the server then knows nothing of the first time."""
-    app, seen = Completing(), []
+class Paused(Completing):
+    """Has the loop stand still in its first stream for longer than a server may take to notice."""
 
-    async def judge() -> int:
-        app.streams += 1
-        seen.append(app.streams)
-        if len(seen) == 1:
+    pauses = 0
+    """Of all servers, as those of a machine are."""
+
+    async def _completion(self, request: Request) -> Response:
+        answer = await super()._completion(request)
+        if self.streams == 3 and not Paused.pauses:
+            Paused.pauses += 1
+            self.defect = "streams that go on without their client"
             time.sleep(0.5)  # noqa: ASYNC251 - the loop is to stand still
-        await asyncio.sleep(0)
-        return len(seen)
+        return answer
 
-    assert run_timed(app, judge) == 2
-    assert seen == [1, 1]
+
+def test_times_are_judged_again_after_a_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the machine or of this process; the server then knows nothing of the first time."""
+    monkeypatch.setattr(leaving, "_TIMED_TOKENS", FEW_TIMED_TOKENS)
+    monkeypatch.setattr(leaving, "_FREED_SECONDS", 0.5)
+    monkeypatch.setattr(leaving, "_SETTLED_SECONDS", 0.5)
+    monkeypatch.setattr(Paused, "pauses", 0)
+    app = Paused()
+    made = left(app)
+    assert made.status is CheckStatus.PASSED, made.reason
+    assert (Paused.pauses, app.defect) == (1, "")

@@ -21,6 +21,8 @@ _LONG_CHARACTERS = 48
 _EARLY_SHARE = 1 / 3
 """The share of the events with text that have to come before the last arrival."""
 _TRIES = 3
+PACED_TOKENS = 32
+"""How many tokens have to come one by one."""
 
 
 async def events(trial: Trial) -> None:
@@ -84,7 +86,7 @@ async def unasked_usage(trial: Trial) -> None:
 
 async def incremental(trial: Trial) -> None:
     """The first text is there before the last one is written."""
-    await judge_each(trial, _judge_pace, PROMPT, max_tokens=32)
+    await judge_each(trial, _judge_pace, PROMPT, max_tokens=PACED_TOKENS)
 
 
 async def _judge_pace(trial: Trial, path: str, body: dict[str, Any]) -> None:
