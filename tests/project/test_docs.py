@@ -647,7 +647,7 @@ def test_the_words_by_which_a_variable_is_refused_are_those_of_the_code() -> Non
     """And so are the ends of the names that have such a word and are not refused."""
     (told,) = (row[1] for row in table(REFERENCE, VARIABLES) if row[0] == "`HOLDFAST_...`")
     named = {word for word in INLINE.findall(told) if re.fullmatch("[A-Z_]+", word)}
-    assert named == {*variable_names._WORDS_OF_KEYS, *variable_names._OF_ADDRESSES}
+    assert named == {*variable_names._ENDS_OF_KEYS, *variable_names._OF_ADDRESSES}
 
 
 def test_a_variable_is_found_however_it_is_named() -> None:

@@ -600,8 +600,10 @@ def test_a_mistyped_flag_of_ours_is_told_at_once(mistyped: str) -> None:
         ("HOLDFAST_KEYFILE", "HOLDFAST_API_KEY_FILE"),
         ("HOLDFAST_API_TOKEN", "VLLM_API_KEY"),
         ("HOLDFAST_API_TOKEN_FILE", "HOLDFAST_API_KEY_FILE"),
-        ("HOLDFAST_API_FILE", "HOLDFAST_API_KEY_FILE"),
-        ("HOLDFAST_API_KEY_NAME", "VLLM_API_KEY"),
+        ("HOLDFAST_API_KEY_FILE_NAME", "HOLDFAST_API_KEY_FILE"),
+        ("HOLDFAST_APITOKEN", "VLLM_API_KEY"),
+        ("HOLDFAST_PASSWORD", "VLLM_API_KEY"),
+        ("HOLDFAST_TOKEN_FILE", "HOLDFAST_API_KEY_FILE"),
         ("HOLDFAST_AUTHKEY", "VLLM_API_KEY"),
         ("HOLDFAST_SSLKEY", "--ssl-keyfile"),
         ("HOLDFAST_TLS_KEYFILE", "--ssl-keyfile"),
@@ -612,6 +614,7 @@ def test_a_mistyped_flag_of_ours_is_told_at_once(mistyped: str) -> None:
         ("HOLDFAST_NNODES", "--nnodes"),
         ("VLLM_API_KEYS", "VLLM_API_KEY"),
         ("VLLM_APIKEY", "VLLM_API_KEY"),
+        ("VLLM_KEY", "VLLM_API_KEY"),
     ],
 )
 def test_a_mistyped_variable_of_ours_is_refused(mistyped: str, meant: str) -> None:
@@ -623,19 +626,26 @@ def test_a_mistyped_variable_of_ours_is_refused(mistyped: str, meant: str) -> No
     parse_serve(["--demo"], {mistyped: ""})
 
 
+FILES_OF_KEYS = "HOLDFAST_API_KEY_FILE or HOLDFAST_ADMIN_API_KEY_FILE"
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("API_KEYS_PATH", "set HOLDFAST_API_KEY_FILE if"),
-        ("LICENSE_KEY", "set VLLM_API_KEY or HOLDFAST_ADMIN_API_KEY if"),
-        ("SSL_KEY_PASSWORD", "set VLLM_API_KEY or HOLDFAST_ADMIN_API_KEY if"),
+        ("API_KEYS_PATH", f"set {FILES_OF_KEYS} if it is to guard this server"),
+        ("KEY_DIRECTORY", f"set {FILES_OF_KEYS} if it is to guard this server"),
+        ("LICENSE_KEY", "set VLLM_API_KEY or HOLDFAST_ADMIN_API_KEY if it is to guard this server"),
+        ("ADMIN_TOKEN", "set HOLDFAST_ADMIN_API_KEY if it is to guard this server"),
+        ("ADMIN_SECRET_FILE", "set HOLDFAST_ADMIN_API_KEY_FILE if it is to guard this server"),
+        ("SSL_KEY_PASSWORD", "use --ssl-keyfile if it is the key of TLS"),
+        ("TLS_KEY_PATH", "use --ssl-keyfile if it is the key of TLS"),
     ],
 )
 def test_no_path_and_no_other_secret_becomes_a_key(name: str, remedy: str) -> None:
-    """Who only reads what to set would give every client the secret, or guard it with a path."""
+    """An operator who follows the advice must not give it to every client."""
     with pytest.raises(UsageError) as caught:
         parse_serve(["--demo"], {f"HOLDFAST_{name}": "x"})
-    assert caught.value.remedy == f"{remedy} it is to guard this server, or unset it."
+    assert caught.value.remedy == f"{remedy}, or unset it."
 
 
 def test_variables_that_are_not_of_flags_are_left_alone() -> None:
@@ -670,7 +680,10 @@ def test_a_variable_named_like_a_flag_of_vllm_is_refused() -> None:
     ("name", "advice"),
     [
         ("VERSION", ""),
-        ("MONKEY", ""),
+        ("MAX_TOKENS", ""),
+        ("API_ENV", ""),
+        ("API_KEY_SECRET_NAME", ""),
+        ("SSL_CERT_FILE", ""),
         ("KEYCLOAK_URL", ""),
         ("ADMIN_EMAIL", ""),
         ("NODE_IP", ""),

@@ -35,8 +35,12 @@ _OF_A_SERVICE = re.compile(
     r"\w*_SERVICE_(?:HOST|PORT(?:_\w+)?)|\w*_PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?"
 )
 """What Kubernetes sets for each Service of the namespace, besides an address in `..._PORT`."""
-_WORDS_OF_KEYS = frozenset({"ADMIN", "APIKEY", "APIKEYS", "AUTHKEY", "KEY", "KEYFILE", "KEYS"})
-"""What guards the server has one of these words in its name; without effect, it would be open."""
+_ENDS_OF_KEYS = ("ADMIN", "KEY", "KEYFILE", "KEYS", "PASSWORD", "SECRET", "TOKEN")
+"""So a word ends in the name of what guards the server; without effect, it would be open."""
+_OF_FILES = (
+    *("_DIR", "_DIRECTORY", "_FILE", "_FILENAME", "_FILES", "_FILE_NAME"),
+    *("_KEYFILE", "_LOCATION", "_PATH"),
+)
 _OF_ADDRESSES = ("_URL", "_EMAIL", "_HOST", "_PORT", "_NAME")
 """How names end that say where something is, not what guards it."""
 _LIKENESS = 0.9
@@ -57,9 +61,7 @@ def remedy_of(name: str) -> str:
     vLLM's flags are known to vLLM's parser alone: `check_rest` looks at those.
     """
     if not name.startswith(OUR_PREFIX):
-        return (
-            f"set {_THE_KEY} or HOLDFAST_API_KEY_FILE instead." if _is_almost_the_key(name) else ""
-        )
+        return _remedy_of_vllms(name)
     if is_read(name):
         return ""
     flag = _as_flag(name)
@@ -68,10 +70,7 @@ def remedy_of(name: str) -> str:
     is_of_keys = _is_of_keys(name)
     if meant := _likely(flag, _LIKENESS_OF_KEYS if is_of_keys else _LIKENESS):
         return f"set {meant} instead."
-    if likely := _likely_keys(flag):
-        return f"{likely} if that was meant, or unset it."
-    keys = "HOLDFAST_API_KEY_FILE" if _is_of_file(flag) else f"{_THE_KEY} or HOLDFAST_ADMIN_API_KEY"
-    return f"set {keys} if it is to guard this server, or unset it." if is_of_keys else ""
+    return f"{_keys_for(name)}, or unset it." if is_of_keys else ""
 
 
 def refuse_mistyped_variables(environment: Mapping[str, str]) -> None:
@@ -122,26 +121,55 @@ def _likely(flag: str, likeness: float) -> str:
 
 def _is_of_keys(name: str) -> bool:
     """Whether a name is that of something that guards the server."""
-    return not (_WORDS_OF_KEYS.isdisjoint(name.split("_")) or name.endswith(_OF_ADDRESSES))
+    is_of_address = name.endswith(_OF_ADDRESSES) and not _is_of_file(name)
+    return not is_of_address and any(word.endswith(_ENDS_OF_KEYS) for word in name.split("_"))
 
 
-def _likely_keys(flag: str) -> str:
-    """Return what guards the server and has almost this name; where it is of a file, only files."""
+def _is_key(flag: str) -> bool:
+    return any(part in flag for part in ("api-key", "key-file", "keyfile"))
+
+
+def _fits(name: str, flag: str) -> bool:
+    """Whether a value that was meant for one may be given to the other without harm.
+
+    No path may become a key, and no secret of the operator's or of TLS that of all clients.
+    """
+    if ("ADMIN" in name and "admin" not in flag) or (_is_of_file(name) and "file" not in flag):
+        return False
+    return _is_of_tls(name) == ("ssl" in flag)
+
+
+def _keys_for(name: str) -> str:
+    """Return what to set instead of an unknown name, if it was to guard the server."""
     known = {option: f"use {option}" for option in _listener_flags()}
     known |= {one.name: f"set {one.variable}" for one in flags()} | {"--api-key": f"set {_THE_KEY}"}
-    keys = [name for name in known if "key" in name and ("file" in name or not _is_of_file(flag))]
-    return " or ".join(known[one] for one in get_close_matches(flag, keys, 2, _LIKENESS_OF_UNKNOWN))
+    keys = [one for one in known if _is_key(one) and _fits(name, one)]
+    if likely := get_close_matches(_as_flag(name), keys, 2, _LIKENESS_OF_UNKNOWN):
+        return f"{' or '.join(known[one] for one in likely)} if that was meant"
+    if _is_of_tls(name):
+        return "use --ssl-keyfile if it is the key of TLS"
+    end = "_FILE" if _is_of_file(name) else ""
+    keys = [f"HOLDFAST_API_KEY{end}" if end else _THE_KEY, f"HOLDFAST_ADMIN_API_KEY{end}"]
+    meant = keys[1:] if "ADMIN" in name else keys
+    return f"set {' or '.join(meant)} if it is to guard this server"
 
 
-def _is_of_file(flag: str) -> bool:
-    return flag.endswith(("-dir", "-file", "-files", "-path"))
+def _is_of_file(name: str) -> bool:
+    return name.endswith(_OF_FILES)
 
 
-def _is_almost_the_key(name: str) -> bool:
-    """Whether this is none of vLLM's variables, and was meant to be that of its key."""
-    return name != _THE_KEY and bool(
-        name.startswith("VLLM_") and get_close_matches(name, [_THE_KEY], 1, _LIKENESS_OF_KEYS)
-    )
+def _is_of_tls(name: str) -> bool:
+    return "SSL" in name or "TLS" in name
+
+
+def _remedy_of_vllms(name: str) -> str:
+    """Return what to set instead of a name that is almost the one of vLLM's key."""
+    if name == _THE_KEY or not name.startswith("VLLM_"):
+        return ""
+    if not get_close_matches(name, [_THE_KEY], 1, _LIKENESS_OF_UNKNOWN):
+        return ""
+    keys = "HOLDFAST_ADMIN_API_KEY" if "ADMIN" in name else f"{_THE_KEY} or HOLDFAST_API_KEY_FILE"
+    return f"set {keys} instead."
 
 
 def _listener_flags() -> set[str]:
