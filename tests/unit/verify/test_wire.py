@@ -991,8 +991,9 @@ class Renamed(Edited):
         return re.sub(rf'"model": ?"{MODEL}"', f'"model": "{self._answers_as}"', text)
 
 
-SNAPSHOTS = tuple(f"{MODEL}-{date}" for date in ("0613", "20250514", "2024-08-06"))
-OTHERS = tuple(f"{MODEL}-{version}" for version in ("1", "2-5", "-"))
+_DATES = ("0613", "20250514", "2024-08-06", "08-2024", "05-20", "002")
+SNAPSHOTS = tuple(f"{MODEL}-{date}" for date in _DATES)
+OTHERS = tuple(f"{MODEL}-{version}" for version in ("1", "2-5", "120", "-"))
 
 
 @pytest.mark.parametrize(

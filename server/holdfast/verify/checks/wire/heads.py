@@ -13,8 +13,14 @@ from holdfast.verify.streams import StreamedAnswer
 from holdfast.verify.target import Answer
 from holdfast.verify.trial import MODELS, Trial
 
-_OF_A_SNAPSHOT = re.compile(r"-(?:\d{4}|\d{6}|\d{8}|\d{4}-\d\d-\d\d)")
-"""How the name of one goes on behind that of its model: gpt-4-0613, gpt-4o-2024-08-06."""
+_OF_A_SNAPSHOT = re.compile(
+    r"-(?:\d{4}|\d{6}|\d{8}|\d{4}-\d\d-\d\d|0\d\d|(?:0[1-9]|1[0-2])-(?:\d{4}|[0-3]\d))"
+)
+"""How the name of one goes on behind that of its model.
+
+gpt-4-0613, gpt-4o-2024-08-06, gemini-1.5-pro-002, command-r-08-2024,
+gemini-2.5-flash-preview-05-20.
+"""
 _SHOWN = 160
 """Characters of an error, in a fault."""
 
