@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.errors import UsageError
 from holdfast.verify.answers import MalformedError, dig_or, excerpt, is_absent
-from holdfast.verify.denials import denies_tools
+from holdfast.verify.denials import denies_chats, denies_tools
 from holdfast.verify.naming import MAX_TOKENS, NEW_MAX_TOKENS, body_for
 from holdfast.verify.records import Request, Server
 from holdfast.verify.target import Answer, NoAnswerError, Target
@@ -65,10 +65,13 @@ async def _with_refusal_of_chats(target: Target, server: Server, refused: Answer
     answer = await answer_or_none(target, smallest(CHAT, renaming))
     if answer is not None and answer.status == _OK:
         return renaming
-    told = [_refusal(refused)]
-    if answer is not None and _refusal(answer) not in told:
-        told.append(f"with {NEW_MAX_TOKENS}: {_refusal(answer)}")
-    return replace(server, refusals={"chat": "; ".join(told)})
+    first = _refusal(refused)
+    second = first if answer is None else _refusal(answer)
+    # One that takes no chats may name the request, or not know the newer name.
+    told = next(filter(denies_chats, (first, second)), "")
+    if not told:
+        told = first if first == second else f"{first}; with {NEW_MAX_TOKENS}: {second}"
+    return replace(server, refusals={"chat": told})
 
 
 async def _refusal_of_tools(target: Target, server: Server) -> str:

@@ -504,6 +504,30 @@ def test_a_model_that_takes_no_chats_passes_without_them(said: str) -> None:
     assert made["wire.chat"].reason == f"the server does not answer chats: {said} (HTTP 400)"
 
 
+class Numbering(OpenAIDouble):
+    """Refuses chats, and says which request it refused; it may not know the newer name."""
+
+    def __init__(self, said: str, newer: str) -> None:
+        super().__init__()
+        self.owned_by("acme").without("/version", "/statusz", "/metrics")
+        self._said, self._newer = said, newer
+        self._count = 0
+
+    async def _chat(self, request: Request) -> Response:
+        self._count += 1
+        is_newer = "max_completion_tokens" in await request.json()
+        said = self._newer if is_newer else self._said
+        return JSONResponse({"error": {"message": f"{said} (request {self._count})"}}, 400)
+
+
+@pytest.mark.parametrize("newer", [NO_CHATS[1], "max_completion_tokens is not permitted"])
+def test_each_refusal_of_chats_is_judged_by_itself(newer: str) -> None:
+    """The two may differ, by the id of the request or because an old server knows one name."""
+    made = results(Numbering(NO_CHATS[1], newer), JUDGED, "quick")
+    assert made["wire.models"].status is CheckStatus.PASSED
+    assert made["wire.chat"].reason.startswith(f"the server does not answer chats: {NO_CHATS[1]}")
+
+
 def test_a_refusal_is_quoted_where_nothing_answers() -> None:
     """It says what the operator has to change."""
     app = Choosy("no more credits", lambda _body: True).without("/v1/completions")
