@@ -461,17 +461,26 @@ def test_files_of_another_program_stay(tmp_path: Path, content: str | None) -> N
     assert {*tmp_path.iterdir()} == before
 
 
-def test_what_cannot_be_set_aside_leaves_a_report_to_set_aside(tmp_path: Path) -> None:
-    """Once the obstacle is gone, the next run finds it."""
+@pytest.mark.parametrize("is_first", [True, False], ids=("the first", "a later one"))
+@pytest.mark.parametrize("name", FORMS)
+def test_what_cannot_be_set_aside_leaves_a_report_to_set_aside(
+    tmp_path: Path, name: str, *, is_first: bool
+) -> None:
+    """Once the obstacle is gone, the next run finds it, and loses no part of it."""
+    if not is_first:
+        write(replace(REPORT, profile="soak"), tmp_path)
+        set_aside(tmp_path)
     write(REPORT, tmp_path)
-    obstacle = tmp_path / "report.html.earlier"
+    obstacle = tmp_path / f"{name}.earlier"
+    obstacle.unlink(missing_ok=True)
     obstacle.mkdir()
     with pytest.raises(OSError, match=obstacle.name):
         set_aside(tmp_path)
     assert as_json.read(tmp_path).profile == REPORT.profile
     obstacle.rmdir()
     set_aside(tmp_path)
-    assert not {one.name for one in tmp_path.iterdir()} & set(FORMS)
+    assert {one.name for one in tmp_path.iterdir()} == {f"{form}.earlier" for form in FORMS}
+    assert as_json.read(tmp_path / "report.json.earlier").profile == REPORT.profile
 
 
 def test_a_file_that_nobody_may_change_is_replaced(tmp_path: Path) -> None:

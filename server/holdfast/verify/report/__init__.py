@@ -51,12 +51,16 @@ def set_aside(directory: Path) -> None:
     if not _is_report(directory / as_json.NAME):
         return
     # report.json comes last: while it is there, the next run goes on where an error ended this.
-    for path in map(directory.joinpath, reversed(tuple(FORMS))):
-        earlier = path.with_name(f"{path.name}{_EARLIER}")
-        if os.path.lexists(path):
-            path.replace(earlier)
-        else:  # what a report lacks is not taken from the one before it
-            earlier.unlink(missing_ok=True)
+    paths = [directory / name for name in reversed(tuple(FORMS))]
+    if os.path.lexists(_earlier(paths[-1])):  # what a report lacks is not taken from that
+        for path in paths:
+            _earlier(path).unlink(missing_ok=True)
+    for path in filter(os.path.lexists, paths):
+        path.replace(_earlier(path))
+
+
+def _earlier(path: Path) -> Path:
+    return path.with_name(f"{path.name}{_EARLIER}")
 
 
 def _is_report(path: Path) -> bool:
