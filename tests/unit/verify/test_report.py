@@ -450,10 +450,14 @@ def test_an_earlier_report_is_set_aside_and_stays_until_there_is_another(tmp_pat
     assert not (tmp_path / "junit.xml.earlier").exists()
 
 
+OF_PYTEST = '<?xml version="1.0" encoding="utf-8"?><testsuites name="pytest tests"></testsuites>'
+
+
 @pytest.mark.parametrize("content", [None, "", "{}", '{"schema": "other/1"}', '{"tests": 3}'])
 def test_files_of_another_program_stay(tmp_path: Path, content: str | None) -> None:
     """pytest writes a junit.xml, too."""
-    (tmp_path / "junit.xml").touch()
+    (tmp_path / "junit.xml").write_text(OF_PYTEST)
+    (tmp_path / "test-result.json").write_text('{"_type": "https://in-toto.io/Statement/v1"}')
     if content is not None:
         (tmp_path / "report.json").write_text(content)
     before = {*tmp_path.iterdir()}
@@ -481,6 +485,27 @@ def test_what_cannot_be_set_aside_leaves_a_report_to_set_aside(
     set_aside(tmp_path)
     assert {one.name for one in tmp_path.iterdir()} == {f"{form}.earlier" for form in FORMS}
     assert as_json.read(tmp_path / "report.json.earlier").profile == REPORT.profile
+
+
+@pytest.mark.parametrize("left", ["report.json", "junit.xml", "test-result.json"])
+def test_what_programs_read_is_set_aside_by_itself(tmp_path: Path, left: str) -> None:
+    """A build may have moved the rest away, or it could not be written; it says "passed", too."""
+    model = "a model of a long name " * 400
+    write(replace(REPORT, server=replace(REPORT.server, model=model)), tmp_path)
+    for name in {"report.json", "junit.xml", "test-result.json"} - {left}:
+        (tmp_path / name).unlink()
+    set_aside(tmp_path)
+    kept = {left, "report.md", "report.html"}
+    assert {one.name for one in tmp_path.iterdir()} == {f"{name}.earlier" for name in kept}
+
+
+def test_results_of_another_program_stay_beside_a_report(tmp_path: Path) -> None:
+    """pytest may write its own where the report had one."""
+    write(REPORT, tmp_path)
+    (tmp_path / "junit.xml").write_text(OF_PYTEST)
+    set_aside(tmp_path)
+    kept = {f"{name}.earlier" for name in FORMS if name != "junit.xml"}
+    assert {one.name for one in tmp_path.iterdir()} == {"junit.xml", *kept}
 
 
 def test_a_file_that_nobody_may_change_is_replaced(tmp_path: Path) -> None:

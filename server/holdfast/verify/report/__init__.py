@@ -35,39 +35,53 @@ FORMS: Mapping[str, Callable[[Report], str]] = MappingProxyType(
 """What renders a report, by the name of the file."""
 _EARLIER = ".earlier"
 """Behind the name: what collects `*.xml` or `**/report.json` does not take an earlier one."""
-_BEGINNING = re.compile(rb'\s*\{\s*"schema"\s*:\s*"holdfast-verify/')
-"""That of a report.json, whatever version of the tool wrote it."""
-_READ_BYTES = 200
+_BEGINNINGS: Mapping[str, re.Pattern[bytes]] = MappingProxyType(
+    {
+        as_json.NAME: re.compile(rb'\s*\{\s*"schema"\s*:\s*"holdfast-verify/'),
+        "junit.xml": re.compile(rb'<\?xml[^>]*>\s*<testsuites name="holdfast verify"'),
+        "test-result.json": re.compile(
+            rb'\s*\{\s*"_type".*"predicateType".*"name": "holdfast verify --profile ', re.DOTALL
+        ),
+    }
+)
+"""Those of the forms that programs read, whatever version of the tool wrote them."""
+_READ_BYTES = 100_000
+"""The name of a model, which may be long, is in the beginning of a statement."""
 
 
 def set_aside(directory: Path) -> None:
     """Rename the files of an earlier report: they would be taken for those of a run that fails.
 
-    Without a report.json of this tool, files of these names belong to another program.
+    A file that programs read is only renamed if this tool wrote it, and the others are if it wrote
+    one of those: files of these names may belong to another program.
 
     Raises:
         OSError: a file could not be read or renamed.
     """
-    if not _is_report(directory / as_json.NAME):
+    own = [name for name in _BEGINNINGS if _is_own(directory / name)]
+    if not own:
         return
-    # report.json comes last: while it is there, the next run goes on where an error ended this.
-    paths = [directory / name for name in reversed(tuple(FORMS))]
+    # report.json comes last, and what is recognised behind the others: while one of these is there,
+    # the next run goes on where an error ended this.
+    others = [name for name in FORMS if name not in _BEGINNINGS]
+    paths = [directory / name for name in (*others, *reversed(tuple(_BEGINNINGS)))]
     if os.path.lexists(_earlier(paths[-1])):  # what a report lacks is not taken from that
         for path in paths:
             _earlier(path).unlink(missing_ok=True)
-    for path in filter(os.path.lexists, paths):
-        path.replace(_earlier(path))
+    for path in paths:
+        if path.name in own or (path.name in others and os.path.lexists(path)):
+            path.replace(_earlier(path))
 
 
 def _earlier(path: Path) -> Path:
     return path.with_name(f"{path.name}{_EARLIER}")
 
 
-def _is_report(path: Path) -> bool:
+def _is_own(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return _BEGINNING.match(file.read(_READ_BYTES)) is not None
+        return _BEGINNINGS[path.name].match(file.read(_READ_BYTES)) is not None
 
 
 def write(report: Report, directory: Path) -> Path:
