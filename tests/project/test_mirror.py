@@ -161,6 +161,7 @@ DRIVEN_ELSEWHERE = {
     "verify.checks.survive.asking": "unit/verify/test_survive.py",
     "verify.checks.survive.death": "unit/verify/test_survive.py",
     "verify.checks.survive.limits": "unit/verify/test_survive.py",
+    "verify.checks.survive.overload": "unit/verify/test_survive.py",
     "verify.checks.tools.asking": "unit/verify/test_tools.py",
     "verify.checks.tools.calls": "unit/verify/test_tools.py",
     "verify.checks.tools.form": "unit/verify/test_tools.py",

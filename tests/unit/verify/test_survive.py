@@ -12,8 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from double_defects import Defect
+from double_limits import EVERY
 from holdfast.verify.check import Check
 from holdfast.verify.checks import survive
+from holdfast.verify.checks.survive import overload
 from holdfast.verify.course import restarts_in
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus, HoldfastFacts
@@ -79,6 +81,37 @@ def test_a_server_that_is_started_again_has_not_survived(name: str) -> None:
     made = results(Reviving(), [check for check in CHECKS if check.name == name])
     assert not_passed(made) == {f"survive.{name}": CheckStatus.FAILED}
     assert "answered 503" in made[f"survive.{name}"].reason
+
+
+class Busy(OpenAIDouble):
+    """Has no time for the first of many clients, nor for some requests behind them."""
+
+    def __init__(self, refused_later: int) -> None:
+        super().__init__()
+        self._crowd_left, self._later_left = 1, refused_later
+
+    async def _completion(self, request: Request) -> Response:
+        is_in_crowd = b"Client" in await request.body()
+        if is_in_crowd and self._crowd_left:
+            self._crowd_left = 0
+            return JSONResponse({}, 503, {"Retry-After": "0"})
+        if not is_in_crowd and self._later_left and not self._crowd_left:
+            self._later_left -= 1
+            return JSONResponse({}, 503, {"Retry-After": "0"})
+        return await super()._completion(request)
+
+
+@pytest.mark.parametrize(
+    ("refused", "status"), [(3, CheckStatus.WARNED), (EVERY, CheckStatus.FAILED)]
+)
+def test_a_server_may_still_be_busy_with_a_crowd(
+    refused: int, status: CheckStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it told the crowd so, too, and only for a minute."""
+    monkeypatch.setattr(overload, "_BUSY_SECONDS", 1.0)
+    monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", 0.3)
+    made = results(Busy(refused), [check for check in CHECKS if check.name == "overload"])
+    assert made["survive.overload"].status is status
 
 
 class Recovering(MortalDouble):

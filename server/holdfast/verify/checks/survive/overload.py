@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 from holdfast.verify.check import FROM_STANDARD, Check
 from holdfast.verify.checks.asking import either
 from holdfast.verify.checks.survive.asking import require_consent, require_life
 from holdfast.verify.records import at_least, equal_to
-from holdfast.verify.target import PATIENT_SECONDS, NoAnswerError
+from holdfast.verify.target import PATIENT_SECONDS, Answer, NoAnswerError
 from holdfast.verify.trial import Trial
-from holdfast.verify.waiting import TOO_MANY, together
+from holdfast.verify.waiting import TOO_MANY, is_away, is_too_many, together
 
 _CLIENTS = 256
 _ANSWER_TOKENS = 8
+_BUSY_SECONDS = 60.0
+"""How long a server that told clients of the crowd to come back may tell the next one so."""
 _OK, _UNAVAILABLE = 200, 503
 
 
@@ -37,7 +40,14 @@ async def overload(trial: Trial) -> None:
     trial.measure("answered", statuses[_OK], limit=at_least(1))
     trial.measure("refused with 429 or 503", statuses[TOO_MANY] + statuses[_UNAVAILABLE])
     trial.measure("lost", statuses[0], limit=equal_to(0))
-    await require_life(trial)
+    is_busy = statuses[_UNAVAILABLE] > 0
+    ends_seconds = time.monotonic() + _BUSY_SECONDS
+
+    def is_refused(answer: Answer) -> bool:
+        is_still_busy = is_busy and time.monotonic() < ends_seconds
+        return is_too_many(answer) or (is_still_busy and is_away(answer))
+
+    await require_life(trial, is_refused)
 
 
 CHECKS = (
