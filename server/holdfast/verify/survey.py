@@ -148,15 +148,16 @@ def given_flags(arguments: Sequence[str]) -> Mapping[str, str]:
 async def is_answering(target: Target, server: Server) -> bool:
     """Whether the server still answers the smallest request there is, or limits such requests.
 
-    One that is away, as a gateway says with 503 and `Retry-After`, is waited for.
+    One that is away, as a gateway says with 503 and `Retry-After`, is waited for. So is one that
+    holds the request: it may have one slot, or be on its way back.
     """
     path = CHAT if "chat" in server.abilities else COMPLETIONS
     if path == COMPLETIONS and "completions" not in server.abilities:
         path = MODELS
     request = Request("GET", MODELS) if path == MODELS else smallest(path, server)
+    answer = await _told(target, request)
     # A connection that is kept may have been closed behind an error, which only a request shows.
-    answer = await _told(target, request) or await _told(target, request)
-    if answer is not None and is_away(answer):
+    if answer is None or is_away(answer):
         answer = await _told_later(target, request)
     return answer is not None and (answer.status == _OK or is_too_many(answer))
 
@@ -262,7 +263,7 @@ async def _told(target: Target, request: Request) -> Answer | None:
 
 
 async def _told_later(target: Target, request: Request) -> Answer | None:
-    """The answer of a server that is back; None if there is none for as long as one may take."""
+    """The answer of a server that has time, or is back; None if none comes while one may."""
     ask = partial(target.ask, request)
     try:
         return await until_admitted(ask, PATIENT_SECONDS, is_refused=is_away)

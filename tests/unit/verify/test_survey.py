@@ -342,6 +342,34 @@ def test_a_server_that_is_away_may_come_back(
     assert asyncio.run(asked()) is is_back
 
 
+class Holding(OpenAIDouble):
+    """Keeps a chat for a while once it is told to, as one with a single slot does."""
+
+    seconds = 0.0
+
+    async def _chat(self, request: Request) -> Response:
+        await asyncio.sleep(self.seconds)
+        return await super()._chat(request)
+
+
+@pytest.mark.parametrize(("seconds", "is_there"), [(1.0, True), (3.0, False)])
+def test_a_server_that_holds_a_request_is_waited_for(
+    seconds: float, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tries of a minute are too short for a queue, or for a recovery."""
+    monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", 20.0 if is_there else 0.3)
+    app = Holding()
+
+    async def asked() -> bool:
+        async with serving(app) as client, Target(str(client.base_url)) as target:
+            server = await survey(target)
+            monkeypatch.setattr("holdfast.verify.survey.SURVEY_SECONDS", 0.2)
+            app.seconds = seconds
+            return await is_answering(target, server)
+
+    assert asyncio.run(asked()) is is_there
+
+
 class Tokenizing(OpenAIDouble):
     """Answers `/tokenize` as a test likes."""
 
