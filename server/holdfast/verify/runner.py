@@ -58,15 +58,22 @@ async def run(checks: Sequence[Check], context: RunContext, view: View) -> tuple
     obstacle = ""
     for check in checks:
         view.begun(check)
-        made = _not_made(check, context, obstacle) or await _made(check, context)
-        made = _as_asked(check, made, context.options)
+        not_made = _not_made(check, context, obstacle)
+        made = _as_asked(check, not_made or await _made(check, context), context.options)
+        # Only a check that asked for something and ended without a verdict may have met the end of
+        # the server, which takes minutes to tell; the result of any other stands.
+        has_asked = not_made is None and not check.is_afterthought
+        is_open = has_asked and made.status is CheckStatus.INCONCLUSIVE
+        result = redacted(made, context.target.secrets)
+        if not is_open:
+            view.ended(result)
         if not obstacle and await _is_lost_after(made, context):
-            made = _with_loss(made)
             obstacle = f"the server stopped answering after {check.full_name}"
+            result = _with_loss(result) if is_open else result
         if context.interrupted.is_set():
             obstacle = obstacle or INTERRUPTED
-        result = redacted(made, context.target.secrets)
-        view.ended(result)
+        if is_open:
+            view.ended(result)
         results.append(result)
     return tuple(results)
 
@@ -208,10 +215,9 @@ async def _is_lost_after(made: CheckResult, context: RunContext) -> bool:
 
 def _with_loss(made: CheckResult) -> CheckResult:
     """The result, failed: a check that ended without a verdict is the last that the server met."""
-    if made.status is CheckStatus.FAILED:
-        return made
     fault = fault_of(f"the server stopped answering; before that, {made.reason}")
-    return replace(made, status=CheckStatus.FAILED, faults=(*made.faults, fault), reason=fault.what)
+    faults = (*made.faults, fault)
+    return replace(made, status=CheckStatus.FAILED, faults=faults, reason=fault.what, remedy="")
 
 
 def _result(check: Check, status: CheckStatus) -> CheckResult:

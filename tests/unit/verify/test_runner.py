@@ -19,12 +19,13 @@ from holdfast.verify.records import (
     CheckResult,
     CheckStatus,
     Request,
+    Server,
     Verdict,
     at_most,
     equal_to,
 )
 from holdfast.verify.runner import judge
-from holdfast.verify.target import PATIENT_SECONDS, NoAnswerError
+from holdfast.verify.target import PATIENT_SECONDS, NoAnswerError, Target
 from holdfast.verify.tasks import Task
 from holdfast.verify.trial import (
     CHAT,
@@ -34,7 +35,7 @@ from holdfast.verify.trial import (
     Trial,
 )
 from openai_double import OpenAIDouble
-from verified import results
+from verified import Unseen, results
 
 Body = Callable[[Trial], Awaitable[None]]
 
@@ -336,6 +337,77 @@ def test_the_checks_after_the_end_of_a_server_are_skipped() -> None:
     assert made["wire.a"].status is CheckStatus.FAILED
     assert made["wire.b"].status is CheckStatus.SKIPPED
     assert made["wire.b"].reason == "the server stopped answering after wire.a"
+
+
+def test_the_end_of_a_server_is_not_the_fault_of_a_check_that_was_not_made() -> None:
+    """A flag asked for the check, which was not made."""
+    app = OpenAIDouble().without("/v1/completions")
+
+    async def breaks(_trial: Trial) -> None:
+        app.defect = "every chat is 500"
+
+    wants = {"needs": ("completions",), "asked_for": lambda _: True}
+    checks = [
+        Check("a", "wire", breaks, "Something."),
+        Check("b", "wire", well, "Something.", **wants),  # type: ignore[arg-type]  # a test's
+        Check("c", "wire", well, "Something."),
+    ]
+    made = results(app, checks)
+    assert made["wire.b"].status is CheckStatus.INCONCLUSIVE
+    assert made["wire.c"].reason == "the server stopped answering after wire.b"
+
+
+def test_an_afterthought_may_find_the_server_lost() -> None:
+    """It asked nothing, and is not blamed for it."""
+    app = OpenAIDouble()
+
+    async def judges(_trial: Trial) -> None:
+        app.defect = "every chat is 500"
+        raise InconclusiveError("too few samples")
+
+    made = results(
+        app,
+        [
+            Check("a", "wire", judges, "Something.", is_afterthought=True),
+            Check("b", "wire", well, "Something."),
+        ],
+    )
+    assert (made["wire.a"].status, made["wire.a"].reason) == (
+        CheckStatus.INCONCLUSIVE,
+        "too few samples",
+    )
+    assert made["wire.b"].reason == "the server stopped answering after wire.a"
+
+
+def test_a_check_that_meets_the_end_of_a_server_has_no_remedy() -> None:
+    """What it lacked before is not what is wrong."""
+    app = OpenAIDouble()
+
+    async def kills(_trial: Trial) -> None:
+        app.defect = "every chat is 500"
+        raise SkippedError("nothing to see", "look elsewhere")
+
+    made = outcome(kills, app, asked_for=lambda _: True)
+    assert (made.status, made.remedy) == (CheckStatus.FAILED, "")
+
+
+@pytest.mark.parametrize(("body", "is_shown"), [(at_fault, True), (cannot_tell, False)])
+def test_a_result_that_stands_does_not_wait_for_a_lost_server(
+    body: Body, is_shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes minutes to tell; only what has no verdict yet depends on it."""
+    shown: list[CheckResult] = []
+    shown_before: list[int] = []
+
+    async def counted(_target: Target, _server: Server) -> bool:
+        shown_before.append(len(shown))
+        return True
+
+    monkeypatch.setattr(Unseen, "ended", lambda _self, result: shown.append(result))
+    monkeypatch.setattr(runner, "is_answering", counted)
+    made = outcome(body)
+    assert shown_before == [is_shown]
+    assert shown == [made]
 
 
 def test_a_server_that_hangs_does_not_delay_an_interruption() -> None:
