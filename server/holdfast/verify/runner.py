@@ -14,7 +14,7 @@ from holdfast.verify.interruption import unless
 from holdfast.verify.options import Options
 from holdfast.verify.records import CheckResult, CheckStatus, Fault, Profile, Server, Verdict
 from holdfast.verify.redaction import redacted
-from holdfast.verify.survey import is_answering
+from holdfast.verify.survey import Reach, reach_of
 from holdfast.verify.target import PATIENT_SECONDS, NoAnswerError, Target
 from holdfast.verify.trial import (
     InconclusiveError,
@@ -23,9 +23,18 @@ from holdfast.verify.trial import (
     UnexpectedStatusError,
     fault_of,
 )
-from holdfast.verify.waiting import UNAVAILABLE, why_refused
+from holdfast.verify.waiting import LIMITED_REMEDY, UNAVAILABLE, why_refused
 
 INTERRUPTED = "the run was interrupted"
+_OBSTACLES = {
+    Reach.LIMITED: (
+        "the server let no request in for ten minutes, or asks to wait longer (429), after {}; a "
+        "gateway may say so for a server that is dead: see whether it still runs, or "
+        + LIMITED_REMEDY
+    ),
+    Reach.LOST: "the server stopped answering after {}",
+}
+"""Why no check is made after one that met this."""
 
 
 class View(Protocol):
@@ -67,9 +76,11 @@ async def run(checks: Sequence[Check], context: RunContext, view: View) -> tuple
         result = redacted(made, context.target.secrets)
         if not is_open:
             view.ended(result)
-        if not obstacle and await _is_lost_after(made, context):
-            obstacle = f"the server stopped answering after {check.full_name}"
-            result = _with_loss(result) if is_open else result
+        reach = Reach.ANSWERED if obstacle else await _reach_after(made, context)
+        if reach is not Reach.ANSWERED:
+            obstacle = _OBSTACLES[reach].format(check.full_name)
+        if reach is Reach.LOST and is_open:
+            result = _with_loss(result)
         if context.interrupted.is_set():
             obstacle = obstacle or INTERRUPTED
         if is_open:
@@ -205,12 +216,15 @@ def _judged(noted: CheckResult, error: BaseException | None) -> CheckResult:
     return noted
 
 
-async def _is_lost_after(made: CheckResult, context: RunContext) -> bool:
-    """Whether the server answers nothing any more; False if the user wants no answer."""
+async def _reach_after(made: CheckResult, context: RunContext) -> Reach:
+    """What comes of a request after what may have been the end of the server.
+
+    If the user wants no answer, there is nothing to find out.
+    """
     if made.status not in (CheckStatus.FAILED, CheckStatus.INCONCLUSIVE):
-        return False
-    answers = await unless(context.interrupted, is_answering(context.target, context.server))
-    return not answers and not context.interrupted.is_set()
+        return Reach.ANSWERED
+    reach = await unless(context.interrupted, reach_of(context.target, context.server))
+    return Reach.ANSWERED if reach is None or context.interrupted.is_set() else reach
 
 
 def _with_loss(made: CheckResult) -> CheckResult:

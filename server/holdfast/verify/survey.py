@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from typing import Any
 from urllib.parse import urljoin, urlsplit, urlunsplit
@@ -39,7 +40,7 @@ from holdfast.verify.waiting import (
     LIMITED_REMEDY,
     TOO_MANY,
     LimitedError,
-    is_away,
+    is_limited,
     is_too_many,
     until_admitted,
 )
@@ -145,21 +146,37 @@ def given_flags(arguments: Sequence[str]) -> Mapping[str, str]:
     return {name: " ".join(values) or "given" for name, values in found.items()}
 
 
-async def is_answering(target: Target, server: Server) -> bool:
+class Reach(Enum):
+    """What comes of the smallest request."""
+
+    ANSWERED = "answered"
+    LIMITED = "limited"
+    """Refused with 429 for as long as one may wait, or to come back later than that."""
+    LOST = "lost"
+
+
+async def reach_of(target: Target, server: Server) -> Reach:
     """Whether the server still answers the smallest request there is, or limits such requests.
 
     One that is away, as a gateway says with 503 and `Retry-After`, is waited for. So is one that
-    holds the request: it may have one slot, or be on its way back.
+    limits requests, as a gateway also says of one that is dead, and one that holds the request: it
+    may have one slot, or be on its way back.
     """
     path = CHAT if "chat" in server.abilities else COMPLETIONS
     if path == COMPLETIONS and "completions" not in server.abilities:
         path = MODELS
     request = Request("GET", MODELS) if path == MODELS else smallest(path, server)
-    answer = await _told(target, request)
-    # A connection that is kept may have been closed behind an error, which only a request shows.
-    if answer is None or is_away(answer):
-        answer = await _told_later(target, request)
-    return answer is not None and (answer.status == _OK or is_too_many(answer))
+    ask = partial(target.ask, request)
+    try:
+        answer = await _told(target, request)
+        # Only a request shows that a connection that is kept was closed, as behind an error.
+        if answer is None or is_limited(answer):
+            answer = await until_admitted(ask, PATIENT_SECONDS)
+    except LimitedError as error:
+        return Reach.LIMITED if error.status == TOO_MANY else Reach.LOST
+    except NoAnswerError:
+        return Reach.LOST
+    return Reach.ANSWERED if answer.status == _OK else Reach.LOST
 
 
 def without_secrets(url: str) -> str:
@@ -259,15 +276,6 @@ async def _told(target: Target, request: Request) -> Answer | None:
     try:
         return await target.ask(request, deadline_seconds=SURVEY_SECONDS)
     except NoAnswerError:
-        return None
-
-
-async def _told_later(target: Target, request: Request) -> Answer | None:
-    """The answer of a server that has time, or is back; None if none comes while one may."""
-    ask = partial(target.ask, request)
-    try:
-        return await until_admitted(ask, PATIENT_SECONDS, is_refused=is_away)
-    except (LimitedError, NoAnswerError):
         return None
 
 

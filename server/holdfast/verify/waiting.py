@@ -36,6 +36,7 @@ class LimitedError(Exception):
 
     def __init__(self, status: int) -> None:
         super().__init__(why_refused(status))
+        self.status = status
 
 
 def why_refused(status: int) -> str:

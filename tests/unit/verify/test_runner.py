@@ -25,6 +25,7 @@ from holdfast.verify.records import (
     equal_to,
 )
 from holdfast.verify.runner import judge
+from holdfast.verify.survey import Reach
 from holdfast.verify.target import PATIENT_SECONDS, NoAnswerError, Target
 from holdfast.verify.tasks import Task
 from holdfast.verify.trial import (
@@ -399,12 +400,12 @@ def test_a_result_that_stands_does_not_wait_for_a_lost_server(
     shown: list[CheckResult] = []
     shown_before: list[int] = []
 
-    async def counted(_target: Target, _server: Server) -> bool:
+    async def counted(_target: Target, _server: Server) -> Reach:
         shown_before.append(len(shown))
-        return True
+        return Reach.ANSWERED
 
     monkeypatch.setattr(Unseen, "ended", lambda _self, result: shown.append(result))
-    monkeypatch.setattr(runner, "is_answering", counted)
+    monkeypatch.setattr(runner, "reach_of", counted)
     made = outcome(body)
     assert shown_before == [is_shown]
     assert shown == [made]
@@ -504,14 +505,17 @@ def test_a_server_that_was_away_is_warned_of() -> None:
     assert made.reason.endswith("with 503 and Retry-After: 3")
 
 
-@pytest.mark.parametrize("retry_after", ["3600", "0"])
-def test_a_limit_of_requests_is_not_blamed(retry_after: str) -> None:
-    """Whether it lasts longer than is waited or is asked for again and again; the run goes on."""
-    app = LimitedDouble(retry_after)
+@pytest.mark.parametrize("refused_later", [0, 3])
+def test_a_limit_of_requests_is_not_blamed(refused_later: int) -> None:
+    """The run goes on once a request is let in."""
+    app = LimitedDouble("0")
 
     async def asks(trial: Trial) -> None:
         app.refused = EVERY
-        await trial.chat("Hello!", deadline_seconds=0.3)
+        try:
+            await trial.chat("Hello!", deadline_seconds=0.3)
+        finally:
+            app.refused = refused_later
 
     made = results(
         app, [Check("a", "wire", asks, "Something."), Check("b", "wire", well, "Something.")]
@@ -519,6 +523,26 @@ def test_a_limit_of_requests_is_not_blamed(retry_after: str) -> None:
     assert made["wire.a"].status is CheckStatus.INCONCLUSIVE
     assert "a key without limits" in made["wire.a"].reason
     assert made["wire.b"].status is CheckStatus.PASSED
+
+
+@pytest.mark.parametrize("retry_after", ["3600", "0"])
+def test_a_run_ends_at_a_limit_that_lasts(
+    retry_after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is blamed: it may be a quota, or what a gateway says of a server that is dead."""
+    monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", 0.3)
+    app = LimitedDouble(retry_after)
+
+    async def asks(trial: Trial) -> None:
+        app.refused = EVERY
+        await trial.chat("Hello!", deadline_seconds=0.3)
+
+    checks = [Check(name, "wire", body, "Something.") for name, body in (("a", asks), ("b", well))]
+    made = results(app, checks)
+    assert made["wire.a"].status is CheckStatus.INCONCLUSIVE
+    assert made["wire.b"].status is CheckStatus.SKIPPED
+    assert "(429), after wire.a; a gateway may say so for a server that" in made["wire.b"].reason
+    assert judge(tuple(made.values()), is_interrupted=False)[0] is Verdict.INCONCLUSIVE
 
 
 def test_a_run_ends_with_a_server_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from double_limits import EVERY, LimitedDouble
 from holdfast.errors import NotReachableError, UsageError
 from holdfast.verify.checks import tools, wire
 from holdfast.verify.records import CheckStatus, Server
-from holdfast.verify.survey import is_answering, survey
+from holdfast.verify.survey import Reach, reach_of, survey
 from holdfast.verify.target import Target
 from openai_double import MODEL, OpenAIDouble
 from scoring_double import ADAPTER, ScoringDouble
@@ -52,7 +52,7 @@ def test_one_connection_may_be_closed(closed: int, is_there: bool) -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with server, Target(f"http://127.0.0.1:{port}") as target:
-            return await is_answering(target, NOTHING_KNOWN)
+            return await reach_of(target, NOTHING_KNOWN) is Reach.ANSWERED
 
     assert asyncio.run(asked()) is is_there
 
@@ -312,17 +312,28 @@ def test_a_list_of_models_that_repeats_the_key_is_not_shown_with_it() -> None:
         surveyed(Echoing(api_key="a-secret-key"))
 
 
-def test_a_server_that_limits_requests_still_answers() -> None:
-    """It says that it may do so later."""
-    app = LimitedDouble()
+@pytest.mark.parametrize(
+    ("refused", "retry_after", "reach"),
+    [
+        (3, "0", Reach.ANSWERED),
+        (EVERY, "0", Reach.LIMITED),
+        (EVERY, "3600", Reach.LIMITED),
+    ],
+)
+def test_a_server_that_limits_requests_is_not_lost(
+    refused: int, retry_after: str, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that it may let one in later, but need not ever do so."""
+    monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", 1.0)
+    app = LimitedDouble(retry_after)
 
-    async def asked() -> bool:
+    async def found() -> Reach:
         async with serving(app) as client, Target(str(client.base_url)) as target:
             server = await survey(target)
-            app.refused = EVERY
-            return await is_answering(target, server)
+            app.refused = refused
+            return await reach_of(target, server)
 
-    assert asyncio.run(asked())
+    assert asyncio.run(found()) is reach
 
 
 @pytest.mark.parametrize(("refused", "is_back"), [(3, True), (EVERY, False)])
@@ -337,7 +348,7 @@ def test_a_server_that_is_away_may_come_back(
         async with serving(app) as client, Target(str(client.base_url)) as target:
             server = await survey(target)
             app.refused = refused
-            return await is_answering(target, server)
+            return await reach_of(target, server) is Reach.ANSWERED
 
     assert asyncio.run(asked()) is is_back
 
@@ -365,7 +376,7 @@ def test_a_server_that_holds_a_request_is_waited_for(
             server = await survey(target)
             monkeypatch.setattr("holdfast.verify.survey.SURVEY_SECONDS", 0.2)
             app.seconds = seconds
-            return await is_answering(target, server)
+            return await reach_of(target, server) is Reach.ANSWERED
 
     assert asyncio.run(asked()) is is_there
 
