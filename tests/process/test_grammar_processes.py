@@ -381,6 +381,11 @@ def test_a_worker_that_takes_long_to_end_costs_the_others_nothing() -> None:
             before = await _until_complete(asked)
             first = _first_of(before)
             first.suspend()  # it neither says that the worker has ended nor replaces it
+            wait_until(  # it would reap a worker that ends before it has had a core to stop on
+                lambda: first.status() == psutil.STATUS_STOPPED,
+                deadline_seconds=DEADLINE_SECONDS,
+                what=lambda: "it has not stopped",
+            )
             answer = await ask(asked, f"crash {signal.SIGSEGV:d}")
             assert (answer.reply, answer.signal) == (None, signal.SIGALRM)
             gone = asyncio.create_task(asked.until_gone(answer.pid))
