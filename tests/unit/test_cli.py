@@ -634,6 +634,8 @@ FILES_OF_KEYS = "HOLDFAST_API_KEY_FILE or HOLDFAST_ADMIN_API_KEY_FILE"
     [
         ("API_KEYS_PATH", f"set {FILES_OF_KEYS} if it is to guard this server"),
         ("KEY_DIRECTORY", f"set {FILES_OF_KEYS} if it is to guard this server"),
+        ("ADMIN_API_KEY_PATH", "set HOLDFAST_ADMIN_API_KEY_FILE if that was meant"),
+        ("ADMIN_SECRETS_DIR", "set HOLDFAST_ADMIN_API_KEY_FILE if it is to guard this server"),
         ("LICENSE_KEY", "set VLLM_API_KEY or HOLDFAST_ADMIN_API_KEY if it is to guard this server"),
         ("ADMIN_TOKEN", "set HOLDFAST_ADMIN_API_KEY if it is to guard this server"),
         ("ADMIN_SECRET_FILE", "set HOLDFAST_ADMIN_API_KEY_FILE if it is to guard this server"),
@@ -659,6 +661,8 @@ def test_variables_that_are_not_of_flags_are_left_alone() -> None:
     environment = {
         f"HOLDFAST_{name}": value for name, value in {**service, **others, **own}.items()
     }
+    of_clients = ("VLLM_API_BASE", "VLLM_API_URL", "VLLM_API_TYPE", "VLLM_CACHE_KEY")
+    environment |= dict.fromkeys(of_clients, "1")
     assert parse_serve(["--demo"], environment) == parse_serve(["--demo"], {})
 
 

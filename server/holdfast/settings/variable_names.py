@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from difflib import get_close_matches
 
 from holdfast.errors import UsageError
@@ -45,6 +45,7 @@ _OF_ADDRESSES = ("_URL", "_EMAIL", "_HOST", "_PORT", "_NAME")
 """How names end that say where something is, not what guards it."""
 _LIKENESS = 0.9
 _LIKENESS_OF_KEYS = 0.82
+_LIKENESS_OF_VLLMS = 0.78
 _LIKENESS_OF_UNKNOWN = 0.75
 """For advice about a name that may have another purpose."""
 
@@ -67,10 +68,12 @@ def remedy_of(name: str) -> str:
     flag = _as_flag(name)
     if flag in _listener_flags() and name != NOT_THE_KEY:
         return f"use {flag}."
-    is_of_keys = _is_of_keys(name)
-    if meant := _likely(flag, _LIKENESS_OF_KEYS if is_of_keys else _LIKENESS):
+    if not _is_of_keys(name):
+        meant = _likely(flag, _LIKENESS)
+        return f"set {meant} instead." if meant else ""
+    if meant := _likely(flag, _LIKENESS_OF_KEYS, lambda other: _fits(name, other)):
         return f"set {meant} instead."
-    return f"{_keys_for(name)}, or unset it." if is_of_keys else ""
+    return f"{_keys_for(name)}, or unset it."
 
 
 def refuse_mistyped_variables(environment: Mapping[str, str]) -> None:
@@ -113,10 +116,11 @@ def _without_effect(name: str, remedy: str) -> UsageError:
     return UsageError(f"the variable {name} has no effect.", remedy=remedy)
 
 
-def _likely(flag: str, likeness: float) -> str:
-    """Return the variables of the flags that are most similar to this one."""
+def _likely(flag: str, likeness: float, fits: Callable[[str], bool] = lambda _: True) -> str:
+    """Return the variables of the flags that are most similar to this one, of those that fit."""
     variables = {one.name: one.variable for one in flags()} | {"--api-key": _THE_KEY}
-    return " or ".join(variables[one] for one in get_close_matches(flag, variables, 3, likeness))
+    fitting = filter(fits, variables)
+    return " or ".join(variables[one] for one in get_close_matches(flag, fitting, 3, likeness))
 
 
 def _is_of_keys(name: str) -> bool:
@@ -164,9 +168,9 @@ def _is_of_tls(name: str) -> bool:
 
 def _remedy_of_vllms(name: str) -> str:
     """Return what to set instead of a name that is almost the one of vLLM's key."""
-    if name == _THE_KEY or not name.startswith("VLLM_"):
+    if name == _THE_KEY or not name.startswith("VLLM_") or not _is_of_keys(name):
         return ""
-    if not get_close_matches(name, [_THE_KEY], 1, _LIKENESS_OF_UNKNOWN):
+    if not get_close_matches(name, [_THE_KEY], 1, _LIKENESS_OF_VLLMS):
         return ""
     keys = "HOLDFAST_ADMIN_API_KEY" if "ADMIN" in name else f"{_THE_KEY} or HOLDFAST_API_KEY_FILE"
     return f"set {keys} instead."
