@@ -166,17 +166,18 @@ async def reach_of(target: Target, server: Server) -> Reach:
     if path == COMPLETIONS and "completions" not in server.abilities:
         path = MODELS
     request = Request("GET", MODELS) if path == MODELS else smallest(path, server)
-    ask = partial(target.ask, request)
+    answer = first = await _told(target, request)
     try:
-        answer = await _told(target, request)
         # Only a request shows that a connection that is kept was closed, as behind an error.
         if answer is None or is_limited(answer):
-            answer = await until_admitted(ask, PATIENT_SECONDS)
+            answer = await until_admitted(partial(target.ask, request), PATIENT_SECONDS)
     except LimitedError as error:
         return Reach.LIMITED if error.status == TOO_MANY else Reach.LOST
-    except NoAnswerError:
-        return Reach.LOST
-    return Reach.ANSWERED if answer.status == _OK else Reach.LOST
+    except NoAnswerError:  # a gateway may close one of the connections of a long wait, too
+        answer = await _told(target, request) if first is not None else None
+    if answer is not None and is_too_many(answer):
+        return Reach.LIMITED
+    return Reach.ANSWERED if answer is not None and answer.status == _OK else Reach.LOST
 
 
 def without_secrets(url: str) -> str:

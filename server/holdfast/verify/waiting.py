@@ -80,10 +80,10 @@ async def until_admitted(
         if not is_refused(answer):
             return answer
         on_wait(answer.status)
-        wait_seconds = _wait_seconds(answer.retry_after)
-        if time.monotonic() + wait_seconds > ends_seconds:
+        seconds = wait_seconds(answer)
+        if time.monotonic() + seconds > ends_seconds:
             raise LimitedError(answer.status)
-        await asyncio.sleep(wait_seconds)
+        await asyncio.sleep(seconds)
 
 
 async def together(*works: Coroutine[Any, Any, Found]) -> list[Found]:
@@ -100,10 +100,10 @@ async def together(*works: Coroutine[Any, Any, Found]) -> list[Found]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _wait_seconds(retry_after: str) -> float:
+def wait_seconds(refusal: Answer | StreamedAnswer) -> float:
     """How long to wait before the next try; a server may also give a date, or nothing."""
     try:
-        asked = float(retry_after)
+        asked = float(refusal.retry_after)
     except ValueError:
         asked = _WAIT_SECONDS
     return max(asked, _LEAST_WAIT_SECONDS) if math.isfinite(asked) else _WAIT_SECONDS

@@ -499,6 +499,19 @@ def test_what_programs_read_is_set_aside_by_itself(tmp_path: Path, left: str) ->
     assert {one.name for one in tmp_path.iterdir()} == {f"{name}.earlier" for name in kept}
 
 
+def test_a_part_of_a_report_costs_no_earlier_one(tmp_path: Path) -> None:
+    """The disk may have been full when it was written."""
+    write(replace(REPORT, profile="soak"), tmp_path)
+    set_aside(tmp_path)
+    write(REPORT, tmp_path)
+    for name in FORMS:
+        if name != "junit.xml":
+            (tmp_path / name).unlink()
+    set_aside(tmp_path)
+    assert as_json.read(tmp_path / "report.json.earlier").profile == "soak"
+    assert {one.name for one in tmp_path.iterdir()} == {f"{name}.earlier" for name in FORMS}
+
+
 def test_results_of_another_program_stay_beside_a_report(tmp_path: Path) -> None:
     """pytest may write its own where the report had one."""
     write(REPORT, tmp_path)

@@ -525,12 +525,12 @@ def test_a_limit_of_requests_is_not_blamed(refused_later: int) -> None:
     assert made["wire.b"].status is CheckStatus.PASSED
 
 
-@pytest.mark.parametrize("retry_after", ["3600", "0"])
+@pytest.mark.parametrize(("retry_after", "patient_seconds"), [("3600", 30.0), ("0", 2.0)])
 def test_a_run_ends_at_a_limit_that_lasts(
-    retry_after: str, monkeypatch: pytest.MonkeyPatch
+    retry_after: str, patient_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is blamed: it may be a quota, or what a gateway says of a server that is dead."""
-    monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", 0.3)
+    monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", patient_seconds)
     app = LimitedDouble(retry_after)
 
     async def asks(trial: Trial) -> None:

@@ -57,6 +57,29 @@ def test_one_connection_may_be_closed(closed: int, is_there: bool) -> None:
     assert asyncio.run(asked()) is is_there
 
 
+@pytest.mark.parametrize(
+    ("last", "reach"), [("200 OK", Reach.ANSWERED), ("429 Too Many", Reach.LIMITED)]
+)
+def test_a_connection_may_be_closed_in_a_wait(last: str, reach: Reach) -> None:
+    """A gateway that limits requests may be restarted meanwhile."""
+    answers = iter(("429 Too Many", "", last))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if status := next(answers):
+            head = f"HTTP/1.1 {status}\r\nRetry-After: 0\r\nContent-Length: 2\r\n\r\n{{}}"
+            writer.write(head.encode())
+        writer.close()
+
+    async def found() -> Reach:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, Target(f"http://127.0.0.1:{port}") as target:
+            return await reach_of(target, NOTHING_KNOWN)
+
+    assert asyncio.run(found()) is reach
+
+
 MAKES = ("Holdfast", "vLLM")
 
 
@@ -324,7 +347,8 @@ def test_a_server_that_limits_requests_is_not_lost(
     refused: int, retry_after: str, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says that it may let one in later, but need not ever do so."""
-    monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", 1.0)
+    patient_seconds = 2.0 if (refused, retry_after) == (EVERY, "0") else 20.0
+    monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", patient_seconds)
     app = LimitedDouble(retry_after)
 
     async def found() -> Reach:
@@ -341,7 +365,7 @@ def test_a_server_that_is_away_may_come_back(
     refused: int, is_back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gateway says 503 with `Retry-After` for a server that is busy, and for one that is dead."""
-    monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", 1.0)
+    monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", 20.0 if is_back else 1.0)
     app = LimitedDouble(status=503)
 
     async def asked() -> bool:

@@ -86,9 +86,10 @@ def test_a_server_that_is_started_again_has_not_survived(name: str) -> None:
 class Busy(OpenAIDouble):
     """Has no time for the first of many clients, nor for some requests behind them."""
 
-    def __init__(self, refused_later: int) -> None:
+    def __init__(self, refused_later: int, retry_after: str = "0") -> None:
         super().__init__()
         self._crowd_left, self._later_left = 1, refused_later
+        self._retry_after = retry_after
 
     async def _completion(self, request: Request) -> Response:
         is_in_crowd = b"Client" in await request.body()
@@ -97,20 +98,25 @@ class Busy(OpenAIDouble):
             return JSONResponse({}, 503, {"Retry-After": "0"})
         if not is_in_crowd and self._later_left and not self._crowd_left:
             self._later_left -= 1
-            return JSONResponse({}, 503, {"Retry-After": "0"})
+            return JSONResponse({}, 503, {"Retry-After": self._retry_after})
         return await super()._completion(request)
 
 
 @pytest.mark.parametrize(
-    ("refused", "status"), [(3, CheckStatus.WARNED), (EVERY, CheckStatus.FAILED)]
+    ("app", "busy_seconds", "status"),
+    [
+        (Busy(3), 20.0, CheckStatus.WARNED),
+        (Busy(EVERY), 1.0, CheckStatus.FAILED),
+        (Busy(1, "100"), 60.0, CheckStatus.FAILED),
+    ],
 )
 def test_a_server_may_still_be_busy_with_a_crowd(
-    refused: int, status: CheckStatus, monkeypatch: pytest.MonkeyPatch
+    app: Busy, busy_seconds: float, status: CheckStatus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it told the crowd so, too, and only for a minute."""
-    monkeypatch.setattr(overload, "_BUSY_SECONDS", 1.0)
+    monkeypatch.setattr(overload, "_BUSY_SECONDS", busy_seconds)
     monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", 0.3)
-    made = results(Busy(refused), [check for check in CHECKS if check.name == "overload"])
+    made = results(app, [check for check in CHECKS if check.name == "overload"])
     assert made["survive.overload"].status is status
 
 

@@ -65,7 +65,8 @@ def set_aside(directory: Path) -> None:
     # the next run goes on where an error ended this.
     others = [name for name in FORMS if name not in _BEGINNINGS]
     paths = [directory / name for name in (*others, *reversed(tuple(_BEGINNINGS)))]
-    if os.path.lexists(_earlier(paths[-1])):  # what a report lacks is not taken from that
+    # What a report lacks is not taken from the one before it, which a part of a report leaves.
+    if as_json.NAME in own and os.path.lexists(_earlier(paths[-1])):
         for path in paths:
             _earlier(path).unlink(missing_ok=True)
     for path in paths:
@@ -80,8 +81,13 @@ def _earlier(path: Path) -> Path:
 def _is_own(path: Path) -> bool:
     if not path.is_file():
         return False
-    with path.open("rb") as file:
-        return _BEGINNINGS[path.name].match(file.read(_READ_BYTES)) is not None
+    try:
+        with path.open("rb") as file:
+            return _BEGINNINGS[path.name].match(file.read(_READ_BYTES)) is not None
+    except PermissionError:
+        if path.name == as_json.NAME:
+            raise
+        return False  # of another user's program, and in the way of no report
 
 
 def write(report: Report, directory: Path) -> Path:

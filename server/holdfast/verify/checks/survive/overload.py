@@ -11,7 +11,7 @@ from holdfast.verify.checks.survive.asking import require_consent, require_life
 from holdfast.verify.records import at_least, equal_to
 from holdfast.verify.target import PATIENT_SECONDS, Answer, NoAnswerError
 from holdfast.verify.trial import Trial
-from holdfast.verify.waiting import TOO_MANY, is_away, is_too_many, together
+from holdfast.verify.waiting import TOO_MANY, is_away, is_too_many, together, wait_seconds
 
 _CLIENTS = 256
 _ANSWER_TOKENS = 8
@@ -44,8 +44,9 @@ async def overload(trial: Trial) -> None:
     ends_seconds = time.monotonic() + _BUSY_SECONDS
 
     def is_refused(answer: Answer) -> bool:
-        is_still_busy = is_busy and time.monotonic() < ends_seconds
-        return is_too_many(answer) or (is_still_busy and is_away(answer))
+        if not (is_busy and is_away(answer)):
+            return is_too_many(answer)
+        return time.monotonic() + wait_seconds(answer) < ends_seconds
 
     await require_life(trial, is_refused)
 
