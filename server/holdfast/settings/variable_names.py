@@ -118,9 +118,14 @@ def _without_effect(name: str, remedy: str) -> UsageError:
 
 def _likely(flag: str, likeness: float, fits: Callable[[str], bool] = lambda _: True) -> str:
     """Return the variables of the flags that are most similar to this one, of those that fit."""
-    variables = {one.name: one.variable for one in flags()} | {"--api-key": _THE_KEY}
+    variables = _variables()
     fitting = filter(fits, variables)
     return " or ".join(variables[one] for one in get_close_matches(flag, fitting, 3, likeness))
+
+
+def _variables() -> dict[str, str]:
+    """Return the variable of each flag that has one."""
+    return {one.name: one.variable for one in flags()} | {"--api-key": _THE_KEY}
 
 
 def _is_of_keys(name: str) -> bool:
@@ -146,15 +151,15 @@ def _fits(name: str, flag: str) -> bool:
 def _keys_for(name: str) -> str:
     """Return what to set instead of an unknown name, if it was to guard the server."""
     known = {option: f"use {option}" for option in _listener_flags()}
-    known |= {one.name: f"set {one.variable}" for one in flags()} | {"--api-key": f"set {_THE_KEY}"}
+    known |= {option: f"set {variable}" for option, variable in _variables().items()}
     keys = [one for one in known if _is_key(one) and _fits(name, one)]
     if likely := get_close_matches(_as_flag(name), keys, 2, _LIKENESS_OF_UNKNOWN):
         return f"{' or '.join(known[one] for one in likely)} if that was meant"
     if _is_of_tls(name):
         return "use --ssl-keyfile if it is the key of TLS"
     end = "_FILE" if _is_of_file(name) else ""
-    keys = [f"HOLDFAST_API_KEY{end}" if end else _THE_KEY, f"HOLDFAST_ADMIN_API_KEY{end}"]
-    meant = keys[1:] if "ADMIN" in name else keys
+    settings = [f"HOLDFAST_API_KEY{end}" if end else _THE_KEY, f"HOLDFAST_ADMIN_API_KEY{end}"]
+    meant = settings[1:] if "ADMIN" in name else settings
     return f"set {' or '.join(meant)} if it is to guard this server"
 
 

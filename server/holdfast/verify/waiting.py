@@ -50,7 +50,7 @@ def is_limited(answer: Answer | StreamedAnswer) -> bool:
 
 
 def is_away(answer: Answer | StreamedAnswer) -> bool:
-    """Whether there is no server now, and may be one later: 503 also says that it is broken."""
+    """Whether the server is away for now; 503 without `Retry-After` says that it is broken."""
     return answer.status == UNAVAILABLE and bool(answer.retry_after)
 
 

@@ -525,20 +525,24 @@ def test_a_limit_of_requests_is_not_blamed(refused_later: int) -> None:
     assert made["wire.b"].status is CheckStatus.PASSED
 
 
-@pytest.mark.parametrize(("retry_after", "patient_seconds"), [("3600", 30.0), ("0", 2.0)])
-def test_a_run_ends_at_a_limit_that_lasts(
-    retry_after: str, patient_seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is blamed: it may be a quota, or what a gateway says of a server that is dead."""
-    monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", patient_seconds)
-    app = LimitedDouble(retry_after)
+def refused_from_now_on(app: LimitedDouble) -> dict[str, CheckResult]:
+    """What comes of two checks, `wire.a` and `wire.b`; the first begins the refusals."""
 
     async def asks(trial: Trial) -> None:
         app.refused = EVERY
         await trial.chat("Hello!", deadline_seconds=0.3)
 
     checks = [Check(name, "wire", body, "Something.") for name, body in (("a", asks), ("b", well))]
-    made = results(app, checks)
+    return results(app, checks)
+
+
+@pytest.mark.parametrize(("retry_after", "patient_seconds"), [("3600", 30.0), ("0", 2.0)])
+def test_a_run_ends_at_a_limit_that_lasts(
+    retry_after: str, patient_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is blamed: it may be a quota, or what a gateway says of a server that is dead."""
+    monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", patient_seconds)
+    made = refused_from_now_on(LimitedDouble(retry_after))
     assert made["wire.a"].status is CheckStatus.INCONCLUSIVE
     assert made["wire.b"].status is CheckStatus.SKIPPED
     assert "(429), after wire.a; a gateway may say so for a server that" in made["wire.b"].reason
@@ -548,14 +552,7 @@ def test_a_run_ends_at_a_limit_that_lasts(
 def test_a_run_ends_with_a_server_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway answers for it with 503, for hours; no other key would help."""
     monkeypatch.setattr("holdfast.verify.survey.PATIENT_SECONDS", 0.3)
-    app = LimitedDouble(status=503)
-
-    async def asks(trial: Trial) -> None:
-        app.refused = EVERY
-        await trial.chat("Hello!", deadline_seconds=0.3)
-
-    checks = [Check(name, "wire", body, "Something.") for name, body in (("a", asks), ("b", well))]
-    made = results(app, checks)
+    made = refused_from_now_on(LimitedDouble(status=503))
     assert made["wire.a"].status is CheckStatus.FAILED
     lost = (
         "the server stopped answering; before that, the server refuses requests for now (503 with"
